@@ -23,7 +23,8 @@ namespace ovq::server {
 
 // A few threads that run functions: a client's in the order they came, but that a large message may
 // be overtaken, clients in round robin, and, if there are several threads, never one client's on
-// all of them. So a busy client does not keep others waiting. What functions take is charged to their client. Any thread.
+// all of them. So a busy client does not keep others waiting. What functions take is charged to
+// their client. Any thread.
 class WorkQueue {
  public:
   // However much its client owes, a function that begins a call waits for no longer than this or
