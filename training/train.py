@@ -28,7 +28,7 @@ from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
 from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, config_from_dict, config_to_dict,
                         read_json_object, with_changes)
 from ovq.dictionary import ABLATIONS
-from ovq.model import DTYPES, OvqModel, load_model
+from ovq.model import DTYPES, LAYER_ABLATIONS, OvqModel, load_model
 from ovq_torch.causal_lm import Decoder, check_layers
 from muon import Muon
 import plots
@@ -67,7 +67,7 @@ def make_parser():
         "stays, so that models can be compared")
     add("--config", type=json_fields, default={}, metavar="JSON", help="fields in place of those of the recipe's "
         "config, those of a section one by one, before --mixer: {\"ovq\": {\"max_centroids\": 512}}")
-    add("--ablation", choices=ABLATIONS, default="none",
+    add("--ablation", choices=(*ABLATIONS, *LAYER_ABLATIONS), default="none",
         help="a dictionary rule of OVQ replaced, as in section 4.4 of the paper; whole_update: Lattice without its "
         "orthogonal update; exact_keys: Transformer-VQ without a codebook")
     add("--token-shift", action="store_true", help="attention layers learn by how much q, k and v, channel by "

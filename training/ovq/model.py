@@ -31,6 +31,8 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 # Layer types with a module of their own, constructed from the config and its section.
 MIXERS = {"gated_delta_net": GatedDeltaNet, "mamba2": Mamba2, "mesa_net": MesaNet,
           "lattice": Lattice, "transformer_vq": TransformerVq}
+# Ablations of one of these types, in its module's words; all others are of ovq_attention (dictionary.ABLATIONS).
+LAYER_ABLATIONS = {"whole_update": "lattice", "exact_keys": "transformer_vq"}
 
 
 class Attention(nn.Module):
@@ -197,7 +199,7 @@ class Layer(nn.Module):
     def make_mixer(config, i, *training_options):
         kind = config.layer_types[i]
         if kind in MIXERS:
-            ablation = training_options[:1] if kind in ("lattice", "transformer_vq") else ()
+            ablation = training_options[:1] if kind in LAYER_ABLATIONS.values() else ()
             return MIXERS[kind](config, config.sections[kind], *ablation)
         return Attention(config, kind, config.shares_of(i), *training_options)
 
@@ -261,8 +263,8 @@ class OvqModel(nn.Module):
     def __init__(self, config, compute_dtype=torch.float32, ablation="none",
                  recompute_chunks=False):
         super().__init__()
-        ablated = {"whole_update": "lattice", "exact_keys": "transformer_vq"}.get(ablation)
-        if ablated and ablated not in config.layer_types:
+        ablated = LAYER_ABLATIONS.get(ablation, "ovq_attention")
+        if ablation != "none" and ablated not in config.layer_types:
             raise ConfigError(f"ablation {ablation}: expected a {ablated} layer, got {', '.join(config.layer_types)}")
         self.config, self.compute_dtype = config, compute_dtype
         self.model = Backbone(config, self.layer_class, ablation, recompute_chunks)

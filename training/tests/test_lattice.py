@@ -100,9 +100,12 @@ class LatticeTest(unittest.TestCase):
                 torch.testing.assert_close(step - along, slot_step(slots, k, v, objective, True))
 
     def test_an_ablation_of_a_layer_that_is_not_there(self):
-        for ablation, layer in (("whole_update", "lattice"), ("exact_keys", "transformer_vq")):
+        ovq, window = ({**support.tiny_config(), "layer_types": ["sliding_attention", kind]}
+                       for kind in ("ovq_attention", "sliding_attention"))
+        for config, ablation, layer in ((ovq, "whole_update", "lattice"), (ovq, "exact_keys", "transformer_vq"),
+                                        (window, "linear_growth", "ovq_attention")):
             with self.assertRaisesRegex(ConfigError, f"ablation {ablation}: expected a {layer} layer, got sliding"):
-                OvqModel(config_from_dict(support.tiny_config()), ablation=ablation)
+                OvqModel(config_from_dict(config), ablation=ablation)
 
     @unittest.skipUnless(fused.compiled(), "needs a C++ compiler")
     def test_the_compiled_loop_equals_the_plain_one_and_so_do_gradients(self):
