@@ -205,11 +205,12 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   if (absl::Status status = call->record().Admit(); !status.ok()) return call->Fail(status);
   call->exchange().SetPayer(call->record().client());
   WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
-  queue.Begin(call->record().client(), call->request().body.size(),
-              [call, handler = found.route->handler, words = std::move(found.words)] {
-                absl::Status status = handler(call, words);
-                if (!status.ok()) call->Fail(status);
-              });
+  call->record().Begin(
+      queue, call->request().body.size(),
+      [call, handler = found.route->handler, words = std::move(found.words)](absl::Status status) {
+        if (status.ok()) status = handler(call, words);
+        if (!status.ok()) call->Fail(status);
+      });
 }
 
 }  // namespace ovq::server

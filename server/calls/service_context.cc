@@ -114,6 +114,17 @@ absl::Status CallRecord::Admit(Access access) {
   return absl::OkStatus();
 }
 
+void CallRecord::Begin(WorkQueue& queue, size_t message_bytes,
+                       std::function<void(const absl::Status& status)> work) const {
+  queue.Begin(
+      client(), message_bytes,
+      [cancel = cancel_, work = std::move(work)] {
+        work(cancel->cancelled() ? absl::CancelledError("cancelled by the client")
+                                 : absl::OkStatus());
+      },
+      cancel_);
+}
+
 void CallRecord::SetCaller(engine::CallRequest& request) const {
   request.tenant = caller_.tenant;
   request.client = caller_.client;

@@ -118,6 +118,11 @@ class CallRecord {
   ByteHold& memory() { return *memory_; }
   // Set when the client cancels.
   const std::shared_ptr<engine::CancelSignal>& cancel() const { return cancel_; }
+  // Runs what begins the call, with a message of so many bytes, on a thread of the queue
+  // (WorkQueue::Begin). Its status is Cancelled if the client has given the call up meanwhile: then
+  // it has only to be ended.
+  void Begin(WorkQueue& queue, size_t message_bytes,
+             std::function<void(const absl::Status& status)> work) const;
 
   ServiceContext& services() const { return open_.services; }
   const CallContext& context() const { return context_; }

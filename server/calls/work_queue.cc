@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/thread_name.h"
+#include "server/engine/common/engine_api.h"
 
 namespace ovq::server {
 
@@ -24,30 +25,54 @@ WorkQueue::~WorkQueue() {
 }
 
 bool WorkQueue::Client::idle() const {
-  return n_running() == 0 && std::ranges::all_of(queued, &std::deque<Queued>::empty);
+  return n_running() == 0 && std::ranges::all_of(queued, &Functions::empty);
 }
 
 WorkQueue::Kind WorkQueue::Client::Next() const {
   if (!queued[kWork].empty()) return kWork;
   if (held) return kKinds;
-  const std::deque<Queued>&small = queued[kBegin], &large = queued[kLargeBegin];
+  const Functions &small = queued[kBegin], &large = queued[kLargeBegin];
   if (large.empty() || running[kLargeBegin] > 0) return small.empty() ? kKinds : kBegin;
-  return !small.empty() && small.front().number < large.front().number ? kBegin : kLargeBegin;
+  return !small.empty() && small.begin()->first < large.begin()->first ? kBegin : kLargeBegin;
 }
 
 void WorkQueue::Run(const std::string& client, std::function<void()> work) {
+  absl::MutexLock lock(&mutex_);
   Add(client, kWork, std::move(work));
 }
 
-void WorkQueue::Begin(const std::string& client, size_t message_bytes, std::function<void()> work) {
-  Add(client, message_bytes > kLargeMessage ? kLargeBegin : kBegin, std::move(work));
+void WorkQueue::Begin(const std::string& client, size_t message_bytes, std::function<void()> work,
+                      const std::shared_ptr<engine::CancelSignal>& cancel) {
+  int64_t number = 0;
+  {
+    absl::MutexLock lock(&mutex_);
+    number = Add(client, message_bytes > kLargeMessage ? kLargeBegin : kBegin, std::move(work));
+    // With the lock, so that the engine, which `work` may give the signal to, sets its own later.
+    if (cancel) cancel->SetWake([this, client, number] { Hasten(client, number); });
+  }
+  if (cancel && cancel->cancelled()) Hasten(client, number);
 }
 
-void WorkQueue::Add(const std::string& client, Kind kind, std::function<void()> function) {
-  absl::MutexLock lock(&mutex_);
+int64_t WorkQueue::Add(const std::string& client, Kind kind, std::function<void()> function) {
   Client& mine = clients_[client];
-  Change(mine, [&] { mine.queued[kind].push_back({std::move(function), n_queued_}); });
-  ++n_queued_;
+  Change(mine, [&] { mine.queued[kind].emplace(n_queued_, std::move(function)); });
+  return n_queued_++;
+}
+
+void WorkQueue::Hasten(const std::string& client, int64_t number) {
+  absl::MutexLock lock(&mutex_);
+  const auto found = clients_.find(client);
+  if (found == clients_.end()) return;
+  Client& mine = found->second;
+  Change(mine, [&] {
+    for (const Kind kind : {kBegin, kLargeBegin}) {
+      if (auto node = mine.queued[kind].extract(number)) {
+        mine.queued[kWork].insert(std::move(node));
+      }
+    }
+    const bool waits = !mine.queued[kBegin].empty() || !mine.queued[kLargeBegin].empty();
+    if (!waits && std::exchange(mine.held, false)) --held_;
+  });
 }
 
 bool WorkQueue::MayRun(const std::string& name, Client& client) {
@@ -109,8 +134,8 @@ bool WorkQueue::Await(NextFunction& next) {
   Change(mine, [&] {
     next.kind = mine.Next();
     if (next.kind != kWork) mine.may_begin = false;
-    next.function = std::move(mine.queued[next.kind].front().function);
-    mine.queued[next.kind].pop_front();
+    next.function =
+        std::move(mine.queued[next.kind].extract(mine.queued[next.kind].begin()).mapped());
     ++mine.running[next.kind];
   });
   return true;

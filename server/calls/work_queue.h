@@ -19,6 +19,10 @@
 #include "base/clock.h"
 #include "server/engine/common/host_time.h"
 
+namespace ovq::engine {
+class CancelSignal;
+}
+
 namespace ovq::server {
 
 // A few threads that run functions: a client's in the order they came, but that a large message may
@@ -44,20 +48,20 @@ class WorkQueue {
 
   void Run(const std::string& client, std::function<void()> work);
   // Runs what begins a call with a message of so many bytes: behind its client's other work, and
-  // not while the client owes time (HostTime::MayBegin).
-  void Begin(const std::string& client, size_t message_bytes, std::function<void()> work);
+  // not while the client owes time (HostTime::MayBegin). Once `cancel` is set it waits for neither,
+  // so that a call that was given up does not hold its connection and memory until its turn comes:
+  // `work` then has little to do. Null: the call cannot be given up.
+  void Begin(const std::string& client, size_t message_bytes, std::function<void()> work,
+             const std::shared_ptr<engine::CancelSignal>& cancel = nullptr);
 
   engine::HostTime& host_time() const { return host_time_; }
 
  private:
   static constexpr auto kLookAtDebts = std::chrono::milliseconds(5);
   enum Kind { kWork, kBegin, kLargeBegin, kKinds };
-  struct Queued {
-    std::function<void()> function;
-    int64_t number;  // in the order they came
-  };
+  using Functions = std::map<int64_t, std::function<void()>>;  // by number: in the order they came
   struct Client {
-    std::array<std::deque<Queued>, kKinds> queued;
+    std::array<Functions, kKinds> queued;
     std::array<int, kKinds> running = {};
     bool held = false;       // what begins waits for the debt to be paid
     SteadyTime held_until;   // at most
@@ -75,7 +79,11 @@ class WorkQueue {
   bool Ready(const Client& client) const {
     return client.n_running() < most_running_ && client.Next() != kKinds;
   }
-  void Add(const std::string& client, Kind kind, std::function<void()> function);
+  // Returns its number.
+  int64_t Add(const std::string& client, Kind kind, std::function<void()> function)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Makes what begins a call, if it still waits, work that has begun.
+  void Hasten(const std::string& client, int64_t number) ABSL_LOCKS_EXCLUDED(mutex_);
   // Changes a client by change().
   template <class Function>
   void Change(Client& client, Function change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

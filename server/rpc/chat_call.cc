@@ -53,6 +53,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
   }
 
   void OnCancel() override {
+    StreamCall::OnCancel();
     strand_.Dispatch([this] {
       client_gone_ = true;
       End(absl::CancelledError("cancelled by the client"));
@@ -216,11 +217,12 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     *whole.mutable_prompt() = turn.prompt();
     if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
     pump_ = std::make_unique<TokenPump>(*this, turn_->work);
-    BeginOnBlockingThread(
-        turn.ByteSizeLong(), [this, turn = std::move(whole), stream = pump_->stream(),
-                              charged = std::exchange(opening_charged_, false)] {
-          OnStrand([this, status = SubmitTurn(turn, stream, charged)] { TurnSubmitted(status); });
-        });
+    BeginOnBlockingThread(turn.ByteSizeLong(),
+                          [this, turn = std::move(whole), stream = pump_->stream(),
+                           charged = std::exchange(opening_charged_, false)](absl::Status status) {
+                            if (status.ok()) status = SubmitTurn(turn, stream, charged);
+                            OnStrand([this, status] { TurnSubmitted(status); });
+                          });
     Read();
   }
 

@@ -22,11 +22,15 @@ class GenerateCall final : public StreamCall<WriteReactor, v1::GenerateResponse>
       return EndCall(status);
     }
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
-    BeginOnBlockingThread(request->Length(),
-                          [this, request] { pump_.Submitted(Submit(*request), weak_from_this()); });
+    BeginOnBlockingThread(request->Length(), [this, request](const absl::Status& status) {
+      pump_.Submitted(status.ok() ? Submit(*request) : status, weak_from_this());
+    });
   }
 
-  void OnCancel() override { pump_.Cancel(); }
+  void OnCancel() override {
+    StreamCall::OnCancel();
+    pump_.Cancel();
+  }
   void OnEvent(const engine::StreamEvent& event) override {
     ToMessages(
         event, [this]() -> auto& { return out_.emplace_back(); });

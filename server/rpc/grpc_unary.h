@@ -39,7 +39,8 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       return End(status);
     }
     if (absl::Status status = call_.record().Admit(access); !status.ok()) return End(status);
-    auto work = [this, request, lane, handler = std::move(handler)] {
+    auto work = [this, request, lane, handler = std::move(handler)](absl::Status status) {
+      if (!status.ok()) return End(status);
       CallRecord& record = call_.record();
       if (lane == Lane::kQuick && request->Length() > kMaxQuickBytes) {
         return End(engine::BadField(Request::descriptor()->full_name(),
@@ -47,14 +48,16 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
                                     request->Length()));
       }
       Request message;
-      if (absl::Status status = ParseMessage(*request, message, record.memory()); !status.ok())
-        return End(status);
+      status = ParseMessage(*request, message, record.memory());
+      if (!status.ok()) return End(status);
       handler(record, message,
               [this](absl::StatusOr<Response> answer) { Reply(std::move(answer)); });
     };
-    const std::string& client = call_.record().client();
-    if (access == Access::kAdmin) return queue_->Run(client, std::move(work));
-    queue_->Begin(client, request->Length(), std::move(work));
+    CallRecord& record = call_.record();
+    if (access == Access::kAdmin) {
+      return queue_->Run(record.client(), [work = std::move(work)] { work(absl::OkStatus()); });
+    }
+    record.Begin(*queue_, request->Length(), std::move(work));
   }
 
   void OnCancel() override { call_.record().cancel()->Cancel(); }

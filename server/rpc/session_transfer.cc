@@ -1,6 +1,5 @@
 // ExportSession and ImportSession: stream a session file in parts.
 #include <algorithm>
-#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,8 +26,9 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
-    BeginOnBlockingThread(request->Length(), [this, request] {
-      if (absl::Status status = Read(*request); !status.ok()) return EndCall(status);
+    BeginOnBlockingThread(request->Length(), [this, request](absl::Status status) {
+      if (status.ok()) status = Read(*request);
+      if (!status.ok()) return EndCall(status);
       OnStrand([this] { Pump(); });
     });
   }
@@ -134,15 +134,18 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void OnReadDone(bool ok) override {
     Work([this, ok] { ok ? Add() : Import(); });
   }
-  void OnCancel() override { cancelled_ = true; }
+  void OnCancel() override { call_.record().cancel()->Cancel(); }
   void OnDone() override { self_.reset(); }
 
  private:
   template <class Function>
   void Work(Function work) {
     // A part is copied more than parsed, so that none is large.
-    services_.blocking.Begin(call_.record().client(), /*message_bytes=*/0,
-                             [self = shared_from_this(), work = std::move(work)] { work(); });
+    call_.record().Begin(
+        services_.blocking, /*message_bytes=*/0,
+        [self = shared_from_this(), work = std::move(work)](const absl::Status& status) {
+          status.ok() ? work() : self->End(status);
+        });
   }
   void End(const absl::Status& status) { Finish(call_.End(status)); }
 
@@ -167,7 +170,6 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
 
   void Import() {
-    if (cancelled_) return End(absl::CancelledError("cancelled by the client"));
     absl::StatusOr<engine::SessionImage> image = reader_.Finish();
     if (!image.ok()) return End(image.status());
     services_.engine.sessions().Import(
@@ -180,7 +182,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Answer(const absl::StatusOr<engine::SessionInfo>& session) {
     if (!session.ok()) return End(session.status());
-    if (cancelled_) {  // no client knows its id
+    if (call_.record().cancel()->cancelled()) {  // no client knows its id
       (void)services_.engine.sessions().Delete(session->id, session->tenant);
       return End(absl::CancelledError("cancelled by the client"));
     }
@@ -198,7 +200,6 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   engine::SessionReader reader_;
   engine::SessionOptions options_;
   grpc::ByteBuffer part_;
-  std::atomic<bool> cancelled_ = false;
   std::shared_ptr<ImportCall> self_;  // until OnDone
 };
 

@@ -34,6 +34,7 @@ class StreamCall : public Reactor,
       Pump();
     });
   }
+  void OnCancel() override { record_.cancel()->Cancel(); }
   void OnDone() override { self_.reset(); }
 
  protected:
@@ -72,11 +73,12 @@ class StreamCall : public Reactor,
     services_.blocking.Run(record_.client(),
                            [self = this->shared_from_this(), work = std::move(work)] { work(); });
   }
-  // For what a client's message of so many bytes begins.
+  // For work(status) that a client's message of so many bytes begins: CallRecord::Begin.
   template <class Work>
   void BeginOnBlockingThread(size_t message_bytes, Work work) {
-    services_.blocking.Begin(record_.client(), message_bytes,
-                             [self = this->shared_from_this(), work = std::move(work)] { work(); });
+    record_.Begin(services_.blocking, message_bytes,
+                  [self = this->shared_from_this(),
+                   work = std::move(work)](const absl::Status& status) { work(status); });
   }
 
   ServiceContext& services_;

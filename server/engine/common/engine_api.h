@@ -152,7 +152,7 @@ class CancelSignal {
   bool cancelled() const { return time().has_value(); }
   std::optional<SteadyTime> time() const;  // of the first Cancel
 
-  // Set by the engine, which it wakes.
+  // Set by whoever has the request, to be woken: the queue in which it waits, then the engine.
   void SetWake(std::function<void()> wake);
   void Wake() const;
 

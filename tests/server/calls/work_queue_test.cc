@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/processors.h"
+#include "server/engine/common/engine_api.h"
 
 namespace ovq::server::test {
 namespace {
@@ -176,6 +177,42 @@ TEST(WorkQueue, AClientHasOneLargeMessageAtATime) {
   EXPECT_EQ(next.wait_for(std::chrono::milliseconds(50)), std::future_status::timeout);
   go.set_value();
   EXPECT_EQ(next.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+}
+
+// A call that is given up waits for no debt, for none of its client's calls, and is run once.
+TEST(WorkQueue, CallsThatAreGivenUpDoNotWait) {
+  engine::HostTime charged;
+  charged.Charge("debtor", absl::Seconds(100));
+  charged.Settle(std::nullopt);
+  std::atomic<int> runs = 0;
+  std::promise<void> go;
+  {
+    WorkQueue queue(charged, 3);
+    std::promise<void> running;
+    queue.Begin("debtor", WorkQueue::kLargeMessage + 1, [&running, gate = go.get_future().share()] {
+      running.set_value();
+      gate.wait();
+    });
+    running.get_future().wait();
+    for (const size_t bytes : {size_t{0}, WorkQueue::kLargeMessage + 1}) {
+      for (const bool before : {false, true}) {
+        const auto cancel = std::make_shared<engine::CancelSignal>();
+        if (before) cancel->Cancel();
+        std::promise<void> ran;
+        std::future<void> waits = ran.get_future();
+        queue.Begin(
+            "debtor", bytes, [&] { ++runs, ran.set_value(); }, cancel);
+        if (!before) {
+          EXPECT_EQ(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
+          cancel->Cancel();
+        }
+        ASSERT_EQ(waits.wait_for(std::chrono::seconds(30)), std::future_status::ready);
+        cancel->Wake();  // too late
+      }
+    }
+    go.set_value();
+  }
+  EXPECT_EQ(runs, 4);
 }
 
 // A client's calls that begin are behind its calls that go on.
