@@ -135,11 +135,13 @@ constexpr CachePolicy kPolicies[] = {
      .help = "every token"},
 };
 
-// Reads a list of shares, each of n_layers layers' part of a session's slot cap, 1 in the mean.
-// Sets `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its
-// key/value heads.
-void ReadList(std::string_view key, const kernels::MixerConfig& mixer, size_t n_layers, size_t i,
-              kernels::AttrReader& reader, std::vector<double>& shares) {
+// Reads ovq.shares, each of n_layers layers' part of a session's slot cap, 1 in the mean. Sets
+// `shares` to that of layer i, whose mixer is `mixer`: one number, or one for each of its key/value
+// heads.
+absl::Status ReadShares(const kernels::Attrs& section, const kernels::MixerConfig& mixer,
+                        size_t n_layers, size_t i, std::vector<double>& shares) {
+  constexpr std::string_view key = "shares";
+  kernels::AttrReader reader(section);
   const int n_heads = mixer.attention()->shape.n_kv_heads;
   const auto n = static_cast<double>(n_layers);
   const std::vector<std::vector<double>> lists =
@@ -158,30 +160,6 @@ void ReadList(std::string_view key, const kernels::MixerConfig& mixer, size_t n_
     reader.Fail(key, absl::StrCat("expected ", n_layers,
                                   " numbers or lists whose mean is 1, got one of ", sum / n));
   }
-}
-
-// Reads ovq.shares: a list for every rule, or an object with lists by cache policy.
-absl::Status ReadShares(const ConfigFile& file, const LayerSpec& layer, std::string_view rule,
-                        size_t n_layers, size_t i, std::vector<double>& shares) {
-  const nlohmann::json section = file.at(kSlotsSection);
-  const auto by_rule = section.is_object() ? section.find("shares") : section.end();
-  if (by_rule == section.end() || !by_rule->is_object()) {
-    kernels::AttrReader reader(file.section(kSlotsSection));
-    ReadList("shares", *layer.mixer, n_layers, i, reader, shares);
-    return reader.status();
-  }
-  kernels::Attrs lists("ovq.shares.");
-  FillAttrs(*by_rule, lists);
-  kernels::AttrReader reader(lists);
-  for (const auto& [name, list] : by_rule->items()) {
-    const CachePolicy* const policy = FindCachePolicy(name);
-    if (policy == nullptr || !HasSlots(*policy)) {
-      reader.Fail(name, "expected the name of a cache policy with slots");
-    } else if (!list.is_array()) {
-      reader.Fail(name, "expected a list of numbers, or lists of numbers");
-    }
-  }
-  ReadList(rule, *layer.mixer, n_layers, i, reader, shares);
   return reader.status();
 }
 
@@ -198,6 +176,14 @@ bool HasSlots(const CachePolicy& policy) {
   return !policy.layer_type.empty() && policy.layer_type != kFull;
 }
 
+std::string ServedRule(const CachePolicy& policy, const nlohmann::json& config) {
+  if (!policy.layer_type.empty()) return policy.name;
+  const nlohmann::json section = config.value(kSlotsSection, nlohmann::json::object());
+  const auto update = section.is_object() ? section.find("update") : section.end();
+  const bool says = update != section.end() && update->is_string();
+  return says ? update->get<std::string>() : std::string(kUpdates[0]);
+}
+
 absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
                               ModelConfig& config) {
   std::vector<LayerSpec*> served;
@@ -210,8 +196,7 @@ absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
     LayerSpec& layer = *served[i];
     size_t update = 0;
     RETURN_IF_ERROR(ReadUpdate(layer, fields.section, update));
-    const std::string_view rule = policy.layer_type.empty() ? kUpdates[update] : policy.name;
-    RETURN_IF_ERROR(ReadShares(file, layer, rule, served.size(), i, layer.slot_shares));
+    RETURN_IF_ERROR(ReadShares(fields.section, *layer.mixer, served.size(), i, layer.slot_shares));
     const bool updates = policy.layer_type.empty() && layer.type == kOvq;
     const CachePolicy& of_layer = updates ? *FindCachePolicy(kUpdates[update]) : policy;
     if (of_layer.layer_type.empty() || of_layer.layer_type == layer.type) continue;

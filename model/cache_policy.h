@@ -5,9 +5,11 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "absl/status/status.h"
+#include "base/json.h"
 #include "model/config.h"
 
 namespace ovq::model {
@@ -36,6 +38,9 @@ std::span<const CachePolicy> CachePolicies();
 const CachePolicy* FindCachePolicy(std::string_view name);  // null if unknown
 bool HasSlots(
     const CachePolicy& policy);  // whether it caps its layers' slots, whatever a config says
+// The rule whose values count where config.json has a field of the slots by rule: the policy's
+// name, or as trained, ovq.update.
+std::string ServedRule(const CachePolicy& policy, const nlohmann::json& config);
 
 // Sets the types of the layers whose queries and keys carry no positions (ovq_attention,
 // closest_pair_attention, key_diff_attention, and full_attention without RoPE), which have the same

@@ -182,7 +182,8 @@ absl::Status Read(const std::string& folder, const Json& in_file, const CachePol
                   ModelConfig& config) {
   kernels::Attrs fields;
   const Json json = WithTextConfig(in_file, fields);
-  ConfigFile file{json, fields};  // a copy, so that errors here hide no unread fields
+  // A copy of the fields, so that errors here hide no unread ones.
+  ConfigFile file{json, fields, ServedRule(policy, json)};
   kernels::AttrReader reader(fields);
   FindFamily(json, reader, config);
   ReadDType(fields, reader, config);

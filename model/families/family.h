@@ -56,6 +56,8 @@ struct ConfigFile {
   const nlohmann::json& json;  // with the fields of text_config at the top
   // The scalars and flat lists at the top.
   kernels::Attrs fields = kernels::Attrs();
+  // A cache policy's name: its values count where the section of the slots has them by rule.
+  std::string rule = {};
   // Objects with fields of mixers under our own names, as far as the family's files have them.
   std::map<std::string, kernels::Attrs, std::less<>> sections = {};
 
@@ -69,6 +71,10 @@ struct ConfigFile {
 // left out. An integer beyond 64 bits becomes a real number. Messages put said_in before a field's
 // name.
 void FillAttrs(const nlohmann::json& object, kernels::Attrs& attrs, std::string_view said_in = "");
+// Adds the section of the slots likewise. A field of a rule, "shares" or "recent_tokens", may be an
+// object with a value for each of some rules; a rule that it does not name has the default.
+// InvalidArgument names other objects, and what is no rule or no value of the field.
+absl::Status FillSlots(const nlohmann::json& section, std::string_view rule, kernels::Attrs& attrs);
 // Fields of config.json that transformers writes for its own use, ignored here.
 std::span<const std::string_view> Bookkeeping();
 

@@ -189,9 +189,11 @@ void HubReader::AddLayers(const char* field, const std::vector<HubLayer>& kinds,
 }
 
 absl::Status HubReader::Done() {
-  const Json slots = all_.at("ovq");
-  if (slots.is_object()) FillAttrs(slots, all_.sections.try_emplace("ovq", "ovq.").first->second);
   absl::Status problems = file_.status();
+  if (const Json slots = all_.at(kSlotsSection); slots.is_object()) {
+    const auto section = all_.sections.try_emplace(kSlotsSection, "ovq.").first;
+    AddProblems(problems, FillSlots(slots, all_.rule, section->second));
+  }
   AddProblems(problems, rope_problems_);
   for (LayerSpec& layer : config_.layers) layer.is_wrong = !problems.ok();
   return problems;

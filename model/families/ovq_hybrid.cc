@@ -35,9 +35,12 @@ absl::Status FillSections(ConfigFile& file) {
                                                                 absl::StrJoin(known, ", "))));
       continue;
     }
+    if (key == kSlotsSection) {
+      AddProblems(problems, FillSlots(value, file.rule, section->second));
+      continue;
+    }
     for (const auto& [field, entry] : value.items()) {
-      const bool has_lists_by_policy = key == kSlotsSection && field == "shares";
-      if (!entry.is_object() || has_lists_by_policy) continue;
+      if (!entry.is_object()) continue;
       AddProblems(problems, section->second.Error(field, "an object is not expected here"));
     }
     FillAttrs(value, section->second);

@@ -16,6 +16,7 @@
 #include "kernels/common/state_memory.h"
 #include "kernels/mixers/closest_pair/closest_pair.h"
 #include "kernels/mixers/key_diff/key_diff.h"
+#include "kernels/mixers/ovq/ovq.h"
 #include "model/gguf/gguf_file.h"
 #include "model/language_model.h"
 #include "model/load_config.h"
@@ -226,14 +227,44 @@ bool LeaveRecentHalf(LayerSpec& layer) {
   return true;
 }
 
-// The config whose closest pairs or KeyDiff leave the newest half of the slots untouched; unset if
-// it has neither.
-std::optional<ModelConfig> WithRecentHalf(ModelConfig config) {
+// Sets a layer's variance to 1; false if it has one, may have none, or has another config.
+template <class Config>
+bool CountVariance(LayerSpec& layer) {
+  using Fields = kernels::LayerConfig<Config>;
+  const auto* const slots = dynamic_cast<const Fields*>(layer.mixer.get());
+  if (slots == nullptr || slots->fields.variance != 0) return false;
+  auto changed = std::make_shared<Fields>(*slots);
+  changed->fields.variance = 1;
+  if (!kernels::MayHaveVariance(changed->fields)) return false;
+  layer.mixer = std::move(changed);
+  return true;
+}
+
+// A setting of a rule that is tried, and kept where it loses less.
+struct Setting {
+  const char* name;   // in the report
+  const char* field;  // of the section ovq
+  double value;       // that is written there
+  const char* said;
+  bool (*set)(LayerSpec&);  // false: it has it, or can't
+};
+constexpr Setting kSettings[] = {
+    {"recent_half", "recent_tokens", kernels::kMaxSlotCap, "the newest half untouched",
+     [](LayerSpec& layer) {
+       return LeaveRecentHalf<kernels::ClosestPairConfig>(layer) ||
+              LeaveRecentHalf<kernels::KeyDiffConfig>(layer);
+     }},
+    {"variance", "variance", 1, "the variance of slots' keys in their scores",
+     [](LayerSpec& layer) {
+       return CountVariance<kernels::ClosestPairConfig>(layer) ||
+              CountVariance<kernels::OvqConfig>(layer);
+     }},
+};
+
+// The config with the setting; unset if no layer takes it.
+std::optional<ModelConfig> With(const Setting& setting, ModelConfig config) {
   bool found = false;
-  for (LayerSpec& layer : config.layers) {
-    found |= LeaveRecentHalf<kernels::ClosestPairConfig>(layer) ||
-             LeaveRecentHalf<kernels::KeyDiffConfig>(layer);
-  }
+  for (LayerSpec& layer : config.layers) found |= setting.set(layer);
   if (!found) return std::nullopt;
   return config;
 }
@@ -253,26 +284,31 @@ Json AsEntries(std::span<const Unit> units, std::span<const double> shares) {
   return entries;
 }
 
-// Puts the shares under the policy's name. A list that stood there for every rule stays for the
-// other rules that have as many layers.
+// Sets a field of the section ovq for one rule. One value, which was every rule's, stays that of
+// the others; of lists that is one with as many layers.
+void SetForRule(Json& section, const std::string& field, const std::string& rule, Json value) {
+  Json& of_rules = section[field];
+  if (!of_rules.is_object()) {
+    const Json before = std::exchange(of_rules, Json::object());
+    const bool fits = before.is_number() || (before.is_array() && before.size() == value.size());
+    for (const CachePolicy& policy : CachePolicies()) {
+      if (fits && HasSlots(policy)) of_rules[policy.name] = before;
+    }
+  }
+  of_rules[rule] = std::move(value);
+}
+
 absl::Status WriteShares(const std::string& folder, const ShareOptions& options,
-                         const Json& entries, bool recent_half) {
+                         const Json& entries, std::span<const Setting* const> settings) {
   const std::string path = ConfigPath(folder);
   ASSIGN_OR_RETURN(const std::string text, ReadFile(path, kMaxFileBytes));
   ASSIGN_OR_RETURN(Json json, ParseOrderedObject(text, path));
   Json& section = json["ovq"];
   if (section.is_null()) section = Json::object();
-  Json& shares = section["shares"];
-  if (!shares.is_object()) {
-    const Json before = std::exchange(shares, Json::object());
-    for (const CachePolicy& policy : CachePolicies()) {
-      if (before.is_array() && before.size() == entries.size() && HasSlots(policy)) {
-        shares[policy.name] = before;
-      }
-    }
+  SetForRule(section, "shares", options.memory, entries);
+  for (const Setting* setting : settings) {
+    SetForRule(section, setting->field, options.memory, static_cast<int64_t>(setting->value));
   }
-  shares[options.memory] = entries;
-  if (recent_half) section["recent_tokens"] = kernels::kMaxSlotCap;
   const int indent = text.starts_with("{\n  ") ? 2 : 1;
   return WriteFile(path, json.dump(indent) + "\n");
 }
@@ -287,7 +323,7 @@ class ShareMeasurement {
 
   absl::StatusOr<Json> Run() {
     RETURN_IF_ERROR(Prepare());
-    ASSIGN_OR_RETURN(const bool recent_half, TryRecentHalf());
+    ASSIGN_OR_RETURN(const std::vector<const Setting*> settings, TrySettings());
     ASSIGN_OR_RETURN(const std::vector<ShareCurve> curves, MeasureCurves());
     const std::vector<double> shares = BestShares(curves);
     const Json entries = AsEntries(units_, shares);
@@ -295,18 +331,22 @@ class ShareMeasurement {
     ASSIGN_OR_RETURN(const double after, Bits(WithShares(config_, units_, shares), others_));
     ASSIGN_OR_RETURN(const double exact, Exact(others_));
     report_["shares"] = entries;
-    report_["recent_half"] = recent_half;
+    std::string kept;
+    for (const Setting& setting : kSettings) {
+      const bool is_kept = std::ranges::find(settings, &setting) != settings.end();
+      report_[setting.name] = is_kept;
+      if (is_kept) absl::StrAppend(&kept, ", ", setting.said);
+    }
     report_["others"] = {{"exact", exact}, {"before", before}, {"after", after}};
     Say(
         absl::StrFormat("shares %s%s\n%d other sequences: exact %.4f, as config.json says %.4f, "
                         "with these %.4f bits per scored token",
-                        entries.dump(), recent_half ? ", the newest half untouched" : "",
-                        options_.sequences, exact, before, after));
+                        entries.dump(), kept, options_.sequences, exact, before, after));
     const bool better = after < before;
     report_["written"] = options_.write && better;
     if (options_.write && !better) Say("config.json stays: they lose no less than it does");
     if (options_.write && better) {
-      RETURN_IF_ERROR(WriteShares(folder_, options_, entries, recent_half));
+      RETURN_IF_ERROR(WriteShares(folder_, options_, entries, settings));
     }
     return report_;
   }
@@ -370,23 +410,29 @@ class ShareMeasurement {
     return Bits(WithShares(config_, units_, wide / static_cast<double>(options_.slots)), exams);
   }
 
-  // Closest pairs and KeyDiff leave the newest half alone where that loses less with equal shares.
-  absl::StatusOr<bool> TryRecentHalf() {
+  // Tries one setting behind another, with equal shares, and leaves those in config_ that lose
+  // less.
+  absl::StatusOr<std::vector<const Setting*>> TrySettings() {
     ASSIGN_OR_RETURN(const double exact, Exact(measured_));
-    ASSIGN_OR_RETURN(const double equal, Bits(config_, measured_));
-    report_["measured"] = {{"exact", exact}, {"equal", equal}};
+    ASSIGN_OR_RETURN(double least, Bits(config_, measured_));
+    report_["measured"] = {{"exact", exact}, {"equal", least}};
     Say(
         absl::StrFormat("%s, %d sequences of up to %d tokens: exact %.4f bits per scored token, %d "
                         "slots of each layer %.4f",
-                        options_.file, options_.sequences, longest_, exact, options_.slots, equal));
-    std::optional<ModelConfig> recent = WithRecentHalf(config_);
-    if (!recent) return false;
-    ASSIGN_OR_RETURN(const double half, Bits(*recent, measured_));
-    report_["measured"]["equal_recent_half"] = half;
-    Say(absl::StrFormat("with the newest half untouched %.4f", half));
-    if (half >= equal) return false;
-    config_ = *std::move(recent);
-    return true;
+                        options_.file, options_.sequences, longest_, exact, options_.slots, least));
+    std::vector<const Setting*> kept;
+    for (const Setting& setting : kSettings) {
+      std::optional<ModelConfig> changed = With(setting, config_);
+      if (!changed) continue;
+      ASSIGN_OR_RETURN(const double bits, Bits(*changed, measured_));
+      report_["measured"][absl::StrCat("equal_", setting.name)] = bits;
+      Say(absl::StrFormat("with %s %.4f", setting.said, bits));
+      if (bits >= least) continue;
+      least = bits;
+      config_ = *std::move(changed);
+      kept.push_back(&setting);
+    }
+    return kept;
   }
 
   absl::StatusOr<std::vector<ShareCurve>> MeasureCurves() {

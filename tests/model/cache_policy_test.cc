@@ -5,6 +5,7 @@
 
 #include <algorithm>
 
+#include "kernels/mixers/common/dictionary.h"
 #include "model/load_config.h"
 #include "tests/model/edited_model.h"
 
@@ -194,6 +195,51 @@ TEST(ApplyCachePolicy, RulesHaveSharesOfTheirOwn) {
   EXPECT_THAT(
       error({{"paper", {1, 2}}}),
       HasSubstr("config.json: ovq.shares.paper: expected 2 numbers or lists whose mean is 1"));
+}
+
+// The fields of a slot's rule as the first layer with slots has read them.
+const kernels::DictionaryConfig& Slots(const ModelConfig& config) {
+  return static_cast<const kernels::DictionaryConfig&>(*config.layers[0].mixer->attention());
+}
+
+TEST(ApplyCachePolicy, RulesHaveValuesOfTheirOwn) {
+  const Json ovq = {{"recent_tokens", {{"closest-pair", 9}, {"keydiff", 5}}},
+                    {"variance", {{"closest-pair", 1}}},
+                    {"value_weight", {{"paper", 0}, {"closest-pair", 2}}},
+                    {"pinned_tokens", 3}};
+  for (const char* const type : {"ovq_attention", "full_attention"}) {
+    const auto loaded = [&](const char* policy) {
+      absl::StatusOr<ModelConfig> config = Load(Base({type}, ovq), Policy(policy));
+      EXPECT_TRUE(config.ok()) << config.status();
+      return *std::move(config);
+    };
+    for (const auto& [policy, recent, weight, variance] : {std::tuple("paper", 0, 0.0F, 0.0F),
+                                                           {"closest-pair", 9, 2.0F, 1.0F},
+                                                           {"keydiff", 5, 0.5F, 0.0F},
+                                                           {"keydiff-all", 0, 0.5F, 0.0F}}) {
+      const ModelConfig config = loaded(policy);
+      EXPECT_EQ(Slots(config).rule.recent_tokens, recent) << type << policy;
+      EXPECT_EQ(Slots(config).rule.value_weight, weight) << type << policy;
+      EXPECT_EQ(Slots(config).rule.pinned_tokens, 3) << type << policy;
+      EXPECT_EQ(KeyVariance(config), variance) << type << policy;
+    }
+  }
+  Json trained = Base({"ovq_attention"}, ovq);
+  trained["ovq"]["update"] = "closest-pair";
+  EXPECT_EQ(Slots(*Load(trained, Policy("model"))).rule.recent_tokens, 9);
+
+  const auto error = [&](const Json& section) {
+    return Message(Load(Base({"ovq_attention"}, section), Policy("paper")).status());
+  };
+  EXPECT_THAT(error({{"recent_tokens", {{"nobody", 1}}}}),
+              HasSubstr("config.json: ovq.recent_tokens.nobody: expected the name of a cache "
+                        "policy with slots"));
+  EXPECT_THAT(error({{"variance", {{"keydiff", "much"}}}}),
+              HasSubstr("config.json: ovq.variance.keydiff: expected a number"));
+  EXPECT_THAT(error({{"recent_tokens", {{"paper", -1}}}}),
+              HasSubstr("config.json: ovq.recent_tokens.paper: expected an integer in [0, "));
+  EXPECT_THAT(error({{"chunk_size", {{"paper", 8}}}}),
+              HasSubstr("config.json: ovq.chunk_size: an object is not expected here"));
 }
 
 TEST(ApplyCachePolicy, HeadsHaveTheirShareOfTheSlots) {

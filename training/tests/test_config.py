@@ -7,7 +7,7 @@ import unittest
 
 from support import tiny_config
 
-from ovq.config import ConfigError, config_from_dict, config_to_dict, load_config
+from ovq.config import ConfigError, PairRule, config_from_dict, config_to_dict, load_config
 
 
 GDN = {"num_heads": 2, "head_dim": 4, "value_head_dim": 8, "conv_size": 4}
@@ -71,6 +71,26 @@ class ConfigTest(unittest.TestCase):
                                 ({"paper": [1, 2]}, "ovq.shares.paper: .* not 1 in the mean")):
             with self.subTest(shares=shares), self.assertRaisesRegex(ConfigError, message):
                 parsed(shares)
+
+    def test_rules_have_values_of_their_own(self):
+        def parsed(**ovq):
+            return config_from_dict(tiny_config(ovq={"chunk_size": 8, "max_centroids": 16, **ovq}))
+        config = parsed(recent_tokens={"closest-pair": 9, "keydiff": 5}, variance={"closest-pair": 1}, pinned_tokens=3,
+                        value_weight={"paper": 0, "closest-pair": 2})
+        self.assertEqual((config.pair_rule, config.variance), (PairRule(0, 3, 0), 0))
+        for rule, pair_rule, variance in (("paper", PairRule(0, 3, 0), 0), ("closest-pair", PairRule(2, 3, 9), 1),
+                                          ("keydiff", PairRule(0.5, 3, 5), 0)):
+            read = config.read_by(rule)
+            self.assertEqual((read.pair_rule, read.variance, read.shares), (pair_rule, variance, None))
+            self.assertEqual(read.read_by("paper"), config)
+        self.assertEqual(config_from_dict(config_to_dict(config)), config)
+        self.assertEqual(parsed(variance={"closest-pair": 1}, update="closest-pair").variance, 1)
+        for ovq, message in (({"recent_tokens": {"closest-pair": -1}}, "ovq.recent_tokens.closest-pair"),
+                             ({"recent_tokens": {"nobody": 1}}, "ovq.recent_tokens: 'nobody'"),
+                             ({"variance": {"keydiff": 1}}, "ovq.variance.keydiff: 1"),
+                             ({"chunk_size": {"paper": 8}}, "ovq.chunk_size")):
+            with self.subTest(ovq=ovq), self.assertRaisesRegex(ConfigError, message):
+                parsed(**ovq)
 
     def test_round_trip_of_what_only_some_models_have(self):
         raw = with_section("mamba2", "mamba2", {**MAMBA2, "dt_limit": [0.1, None], "expand": 1},

@@ -9,13 +9,16 @@
 namespace ovq::kernels {
 namespace {
 
+bool HasUnitKeys(const DictionaryConfig& config) {
+  const HeadNorm norm = config.input.norm;
+  return norm == HeadNorm::kUnit || norm == HeadNorm::kL2;
+}
+
 // Fails on a variance where a slot's mean key does not tell it, or where scores have no bias.
 void CheckVariance(const FieldReaders& from, const DictionaryConfig& config) {
   if (config.variance == 0 || !from.ok()) return;
-  const HeadNorm norm = config.input.norm;
-  const bool has_unit_norm = norm == HeadNorm::kUnit || norm == HeadNorm::kL2;
   for (const auto& [is_wrong, why] :
-       {std::pair(!has_unit_norm, "where keys have no unit norm (qk_norm unit or l2)"),
+       {std::pair(!HasUnitKeys(config), "where keys have no unit norm (qk_norm unit or l2)"),
         {config.normalize_centroids,
          "with normalize_centroids, which hides how far keys are apart"},
         {config.counts_for_rates_only, "with counts_for_rates_only, as it is added to ln count"}}) {
@@ -25,6 +28,10 @@ void CheckVariance(const FieldReaders& from, const DictionaryConfig& config) {
 }
 
 }  // namespace
+
+bool MayHaveVariance(const DictionaryConfig& config) {
+  return HasUnitKeys(config) && !config.normalize_centroids && !config.counts_for_rates_only;
+}
 
 void ReadRuleFields(AttrReader& section, DictionaryConfig& config) {
   constexpr double kMaxValueWeight = 1e6, kMaxVariance = 1e3;

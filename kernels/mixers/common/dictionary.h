@@ -33,6 +33,8 @@ void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryCon
 // Fails on the variants of OVQ that closest pairs and KeyDiff lack. rule: what does not go with
 // them.
 void RefuseVariants(AttrReader& section, const DictionaryConfig& config, const char* rule);
+// Whether a slot's mean key tells the variance of its keys, and scores have a bias to add it to.
+bool MayHaveVariance(const DictionaryConfig& config);
 // Reads the fields that are checked under every rule: value_weight, pinned_tokens, recent_tokens
 // and variance.
 void ReadRuleFields(AttrReader& section, DictionaryConfig& config);

@@ -142,6 +142,43 @@ TEST_F(MeasureSharesTest, TheyAreWrittenForTheirRuleAlone) {
   EXPECT_TRUE(LoadConfig(folder_.path()).ok());
 }
 
+// Bits per scored token of the sequences that are measured, with equal shares.
+TEST_F(MeasureSharesTest, WhatElseLosesLessIsKeptAndWrittenForTheRule) {
+  options_.write = true;
+  options_.slots = 16;
+  OrderedJson before = Config();
+  before["ovq"]["recent_tokens"] = 3;
+  folder_.Write("config.json", before.dump());
+  for (const char* const memory : {"closest-pair", "paper", "keydiff"}) {
+    options_.memory = memory;
+    folder_.Write("config.json", before.dump());
+    said_.clear();
+    const auto report = Measure();
+    ASSERT_TRUE(report.ok()) << report.status();
+    const OrderedJson& measured = (*report)["measured"];
+    EXPECT_EQ(measured.contains("equal_recent_half"), memory != std::string("paper"));
+    EXPECT_EQ(measured.contains("equal_variance"), memory != std::string("keydiff"));
+    double least = measured["equal"];
+    for (const auto& [name, field, value] :
+         {std::tuple("recent_half", "recent_tokens", 1 << 24), {"variance", "variance", 1}}) {
+      const double bits = measured.value(absl::StrCat("equal_", name), least);
+      EXPECT_EQ((*report)[name], bits < least) << memory << name;
+      least = std::min(least, bits);
+      const OrderedJson written = Config()["ovq"].value(field, OrderedJson());
+      if ((*report)["written"] && (*report)[name]) {
+        EXPECT_EQ(written[memory], value) << memory << name;
+        // The value that every rule had stays that of the others.
+        for (const char* const other : {"closest-pair-all", "keydiff-all"}) {
+          EXPECT_EQ(written.value(other, 0), before["ovq"].value(field, 0));
+        }
+      } else {
+        EXPECT_EQ(written, before["ovq"].value(field, OrderedJson()));
+      }
+    }
+    EXPECT_TRUE(LoadConfig(folder_.path(), *FindCachePolicy(memory)).ok());
+  }
+}
+
 TEST_F(MeasureSharesTest, ErrorsNameTheFlagOrTheLine) {
   const auto error = [&] { return std::string(Measure().status().message()); };
   options_.sequences = 3;
