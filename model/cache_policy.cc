@@ -184,6 +184,38 @@ std::string ServedRule(const CachePolicy& policy, const nlohmann::json& config) 
   return says ? update->get<std::string>() : std::string(kUpdates[0]);
 }
 
+absl::Status FillSlots(const nlohmann::json& section, std::string_view rule,
+                       kernels::Attrs& attrs) {
+  constexpr std::string_view kShares = "shares";
+  constexpr std::string_view kOfRules[] = {kShares, "value_weight", "pinned_tokens",
+                                           "recent_tokens", "variance"};
+  FillAttrs(section, attrs);
+  absl::Status problems;
+  for (const auto& [field, entry] : section.items()) {
+    if (!entry.is_object()) continue;
+    if (std::ranges::find(kOfRules, field) == std::end(kOfRules)) {
+      AddProblems(problems, attrs.Error(field, "an object is not expected here"));
+      continue;
+    }
+    const kernels::Attrs by_rule(absl::StrCat(attrs.path(), field, "."));
+    for (const auto& [name, value] : entry.items()) {
+      const CachePolicy* const policy = FindCachePolicy(name);
+      const bool is_list = field == kShares;
+      if (policy == nullptr || !HasSlots(*policy)) {
+        AddProblems(problems,
+                    by_rule.Error(name, "expected the name of a cache policy with slots"));
+      } else if (is_list ? !value.is_array() : !value.is_number()) {
+        AddProblems(problems,
+                    by_rule.Error(name, is_list ? "expected a list of numbers, or lists of numbers"
+                                                : "expected a number"));
+      } else if (name == rule) {
+        attrs.Set(field, *AttrValue(value), absl::StrCat(by_rule.path(), name));
+      }
+    }
+  }
+  return problems;
+}
+
 absl::Status ApplyCachePolicy(const CachePolicy& policy, const ConfigFile& file,
                               ModelConfig& config) {
   std::vector<LayerSpec*> served;

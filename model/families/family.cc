@@ -10,10 +10,8 @@
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
 #include "base/check.h"
-#include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
-#include "model/cache_policy.h"
 
 namespace ovq::model {
 namespace {
@@ -81,15 +79,6 @@ kernels::Attrs::Value ToList(const Json& list) {
   return std::monostate();
 }
 
-std::optional<kernels::Attrs::Value> ToValue(const Json& json) {
-  if (json.is_boolean()) return json.get<bool>();
-  if (json.is_string()) return json.get_ref<const std::string&>();
-  if (json.is_number_float() || IsBeyond64Bits(json)) return json.get<double>();
-  if (json.is_number_integer()) return json.get<int64_t>();
-  if (json.is_array()) return ToList(json);
-  return std::nullopt;
-}
-
 }  // namespace
 
 std::span<const Family* const> Families() { return kFamilies; }
@@ -123,44 +112,22 @@ const kernels::Attrs& ConfigFile::section(std::string_view name) const {
 
 std::span<const std::string_view> Bookkeeping() { return kBookkeeping; }
 
+std::optional<kernels::Attrs::Value> AttrValue(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_string()) return json.get_ref<const std::string&>();
+  if (json.is_number_float() || IsBeyond64Bits(json)) return json.get<double>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_array()) return ToList(json);
+  return std::nullopt;
+}
+
 void FillAttrs(const Json& object, kernels::Attrs& attrs, std::string_view said_in) {
   for (const auto& [key, value] : object.items()) {
     if (std::ranges::find(kBookkeeping, key) != std::end(kBookkeeping)) continue;
-    std::optional<kernels::Attrs::Value> attr = ToValue(value);
+    std::optional<kernels::Attrs::Value> attr = AttrValue(value);
     if (!attr) continue;
     attrs.Set(key, *std::move(attr), said_in.empty() ? "" : absl::StrCat(AbslView(said_in), key));
   }
-}
-
-absl::Status FillSlots(const Json& section, std::string_view rule, kernels::Attrs& attrs) {
-  constexpr std::string_view kShares = "shares";
-  constexpr std::string_view kOfRules[] = {kShares, "value_weight", "pinned_tokens",
-                                           "recent_tokens", "variance"};
-  FillAttrs(section, attrs);
-  absl::Status problems;
-  for (const auto& [field, entry] : section.items()) {
-    if (!entry.is_object()) continue;
-    if (std::ranges::find(kOfRules, field) == std::end(kOfRules)) {
-      AddProblems(problems, attrs.Error(field, "an object is not expected here"));
-      continue;
-    }
-    const kernels::Attrs by_rule(absl::StrCat(attrs.path(), field, "."));
-    for (const auto& [name, value] : entry.items()) {
-      const CachePolicy* const policy = FindCachePolicy(name);
-      const bool is_list = field == kShares;
-      if (policy == nullptr || !HasSlots(*policy)) {
-        AddProblems(problems,
-                    by_rule.Error(name, "expected the name of a cache policy with slots"));
-      } else if (is_list ? !value.is_array() : !value.is_number()) {
-        AddProblems(problems,
-                    by_rule.Error(name, is_list ? "expected a list of numbers, or lists of numbers"
-                                                : "expected a number"));
-      } else if (name == rule) {
-        attrs.Set(field, *ToValue(value), absl::StrCat(by_rule.path(), name));
-      }
-    }
-  }
-  return problems;
 }
 
 void ReadSizes(kernels::AttrReader& file, int64_t vocab_size, int64_t hidden_size, int64_t n_layers,

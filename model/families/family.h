@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <deque>
 #include <map>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -66,15 +67,14 @@ struct ConfigFile {
   nlohmann::json at(const char* field) const { return json.value(field, nlohmann::json()); }
 };
 
+// A scalar or a homogeneous list as the value of a field, null as FillAttrs says; unset for nulls
+// and objects.
+std::optional<kernels::Attrs::Value> AttrValue(const nlohmann::json& json);
 // Adds the object's scalars and homogeneous lists to `attrs`: lists of numbers, of strings, or of
 // numbers and lists of numbers. Other lists count as null. Nulls, objects and Bookkeeping() are
 // left out. An integer beyond 64 bits becomes a real number. Messages put said_in before a field's
 // name.
 void FillAttrs(const nlohmann::json& object, kernels::Attrs& attrs, std::string_view said_in = "");
-// Adds the section of the slots likewise. A field of a rule, "shares" or "recent_tokens", may be an
-// object with a value for each of some rules; a rule that it does not name has the default.
-// InvalidArgument names other objects, and what is no rule or no value of the field.
-absl::Status FillSlots(const nlohmann::json& section, std::string_view rule, kernels::Attrs& attrs);
 // Fields of config.json that transformers writes for its own use, ignored here.
 std::span<const std::string_view> Bookkeeping();
 

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "base/problems.h"
 #include "base/text.h"
+#include "model/cache_policy.h"
 
 namespace ovq::model {
 namespace {

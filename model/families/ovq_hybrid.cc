@@ -11,6 +11,7 @@
 #include "absl/strings/str_join.h"
 #include "base/problems.h"
 #include "base/text.h"
+#include "model/cache_policy.h"
 #include "model/families/family.h"
 
 namespace ovq::model {

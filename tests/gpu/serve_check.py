@@ -139,7 +139,8 @@ class Stopping(unittest.TestCase):
         with Chats(DEVICE) as server:
             expected = server.answer(PROMPT, 5 * N_TOKENS)[0]
             chat = start_chat(server, PROMPT, 5 * N_TOKENS)
-            first = chat.stdout.read(1)
+            # From the pipe itself, as Python's file would keep what it reads ahead from communicate().
+            first = os.read(chat.stdout.fileno(), 1).decode()
             server.process.send_signal(signal.SIGTERM)
             # Draining ends the conversation after its turn, so ovq-chat's status says nothing.
             rest, _ = chat.communicate(timeout=60)
