@@ -45,7 +45,8 @@ Flags Declare(InspectOptions& o) {
             "sequences to measure on; as many others are tried");
   flags.Add("threads", "N", Number(o.shares.threads, 0, 1024), "threads for that; 0: all");
   flags.AddSwitch("by-head", o.shares.by_head, "shares of key/value heads, not of layers");
-  flags.AddSwitch("write", o.shares.write, "the shares into config.json, if they lose less");
+  flags.AddSwitch("write", o.shares.write,
+                  "the shares and what was kept beside them into config.json, if they lose less");
   flags.AddSwitch(
       "json", [&o] { o.json = true; }, "the report as one JSON object");
   flags.AddEnd(

@@ -244,7 +244,7 @@ bool CountVariance(LayerSpec& layer) {
 struct Setting {
   const char* name;   // in the report
   const char* field;  // of the section ovq
-  double value;       // that is written there
+  int64_t value;      // that is written there
   const char* said;
   bool (*set)(LayerSpec&);  // false: it has it, or can't
 };
@@ -307,7 +307,7 @@ absl::Status WriteShares(const std::string& folder, const ShareOptions& options,
   if (section.is_null()) section = Json::object();
   SetForRule(section, "shares", options.memory, entries);
   for (const Setting* setting : settings) {
-    SetForRule(section, setting->field, options.memory, static_cast<int64_t>(setting->value));
+    SetForRule(section, setting->field, options.memory, setting->value);
   }
   const int indent = text.starts_with("{\n  ") ? 2 : 1;
   return WriteFile(path, json.dump(indent) + "\n");
