@@ -73,20 +73,21 @@ float RoundRow(TensorView x, int64_t row, int offset, uint8_t* bytes) {
   return RoundTypedRow(x.as<BF16>() + row * in, in, offset, bytes);
 }
 
-// Computes n columns of a row of y from its sums; offsets: those of whole sums.
-void FinishRow(const int32_t* sums, const int32_t* offsets, const float* scales, float row_scale,
-               TensorView y, bool accumulate) {
+// to[i] (+)= (sums[i] - offsets[i]) row_scale scales[i]: some columns of a row of y.
+void FinishRow(std::span<const int32_t> sums, const int32_t* offsets, const float* scales,
+               float row_scale, float* to, bool accumulate) {
   const hn::RebindToSigned<D> di;
-  float* to = y.as<float>();
+  const auto n = static_cast<int64_t>(sums.size());
   int64_t i = 0;
-  for (; i + Lanes() <= y.shape[0]; i += Lanes()) {
-    const auto sum = hn::Sub(hn::LoadU(di, sums + i), hn::LoadU(di, offsets + i));
+  for (; i + Lanes() <= n; i += Lanes()) {
+    const auto sum = hn::Sub(hn::LoadU(di, sums.data() + i), hn::LoadU(di, offsets + i));
     const V scaled = hn::Mul(hn::ConvertTo(d, sum), hn::Set(d, row_scale));
     const V product = hn::Mul(scaled, hn::LoadU(d, scales + i));
     hn::StoreU(accumulate ? hn::Add(hn::LoadU(d, to + i), product) : product, d, to + i);
   }
-  for (; i < y.shape[0]; ++i) {
-    const float product = static_cast<float>(sums[i] - offsets[i]) * row_scale * scales[i];
+  for (; i < n; ++i) {
+    const int32_t sum = sums[static_cast<size_t>(i)] - offsets[i];
+    const float product = static_cast<float>(sum) * row_scale * scales[i];
     to[i] = accumulate ? to[i] + product : product;
   }
 }
@@ -128,10 +129,9 @@ void Int8Product::Apply(DeviceContext& context, TensorView x, TensorView y, bool
     });
     sums.apply(context, reinterpret_cast<std::byte*>(bytes), n,
                [&](int64_t row, int64_t o, std::span<const int32_t> part) {
-                 float* to = y.as<float>() + (first + row) * out + o;
                  HWY_DYNAMIC_DISPATCH(FinishRow)
-                 (part.data(), offsets.data() + o, scales.data() + o, row_scales[row],
-                  {to, DType::kF32, {static_cast<int64_t>(part.size())}}, accumulate);
+                 (part, offsets.data() + o, scales.data() + o, row_scales[row],
+                  y.as<float>() + (first + row) * out + o, accumulate);
                });
   }
 }

@@ -4,6 +4,10 @@
 // and prefill. A tile multiplies one to six rows of x with some outputs; each of its registers has
 // the sums over every n-th input for one row and one output. Sums are exact, so their lanes are
 // added in any order, four registers at a time.
+//
+// Both prefetch the weights that come next while the first rows pass: with several rows, or several
+// rows of weights at a time, the hardware prefetcher alone leaves a core waiting for memory half of
+// the time.
 #include <algorithm>
 #include <cstring>
 #include <iterator>
@@ -12,6 +16,7 @@
 
 #include "kernels/common/highway_targets.h"
 #include "kernels/common/instruction_sets.h"
+#include "kernels/common/prefetch.h"
 #include "kernels/common/weight_memory.h"
 #include "kernels/ops/matmul_device.h"
 #include "kernels/ops/parallel_rows.h"
@@ -30,7 +35,7 @@ namespace ovq::kernels {
 namespace {
 
 constexpr int64_t kTileOutputs = 8;  // at most; outputs are padded to a multiple of it
-// Rows pass by as many outputs at a time as keep their weights in a core's first cache.
+// Some rows pass by as many outputs at a time as keep their weights in a core's first cache.
 constexpr int64_t kGroupBytes = 16 << 10;
 
 // sums[n, outputs] = x[n, stride] weights[outputs, stride]^T.
@@ -81,8 +86,9 @@ struct PanelTask {
   bool accumulate;
 };
 
-template <int kRows, class T>
-HWY_INLINE void Tile(const PanelTask<T>& task, int64_t first_row) {
+// Multiplies kRows rows. kAhead: and prefetches the panel behind this one.
+template <int kRows, bool kAhead, class T>
+void Tile(const PanelTask<T>& task, int64_t first_row) {
   const auto lanes = static_cast<int64_t>(hn::Lanes(d));
   const int64_t in = task.in;
   const float* x = task.x + first_row * in;
@@ -90,7 +96,11 @@ HWY_INLINE void Tile(const PanelTask<T>& task, int64_t first_row) {
   for (int r = 0; r < kRows; ++r) {
     for (int v = 0; v < kPanelVectors; ++v) sum[r][v] = hn::Zero(d);
   }
+  const T* const next = task.weights + in * kPanelVectors * lanes;
   for (int64_t i = 0; i < in; ++i) {
+    if constexpr (kAhead) {
+      PrefetchToL2(next + i * kPanelVectors * lanes, kPanelVectors * lanes * sizeof(T));
+    }
     V w[kPanelVectors];
     for (int v = 0; v < kPanelVectors; ++v) {
       w[v] = LoadWide(d, task.weights + (i * kPanelVectors + v) * lanes);
@@ -108,25 +118,37 @@ HWY_INLINE void Tile(const PanelTask<T>& task, int64_t first_row) {
   }
 }
 
-// Multiplies tiles of kRows rows, and the rest in smaller tiles.
-template <int kRows, class T>
-void Tiles(const PanelTask<T>& task, int64_t row) {
-  for (; row + kRows <= task.n; row += kRows) Tile<kRows>(task, row);
-  if constexpr (kRows > 1) Tiles<(kRows > 2 ? kRows - 2 : 1)>(task, row);
+// Tiles of at most kMost rows: of `n` rows in all, as few as there can be, and about as large each.
+// run(tile, row, n_rows)
+template <int kMost, class Fn>
+HWY_INLINE void ForEachTile(int64_t n, Fn&& run) {
+  const int64_t n_tiles = (n + kMost - 1) / kMost;
+  for (int64_t tile = 0; tile < n_tiles; ++tile) {
+    const int64_t row = n * tile / n_tiles;
+    run(tile, row, n * (tile + 1) / n_tiles - row);
+  }
 }
 
+// One row is bound by memory, and is not faster with prefetches of ours.
 template <class T>
 void MultiplyPanel(TensorView x, TensorView packed, TensorView y, int64_t panel, bool accumulate) {
+  constexpr void (*kTiles[][2])(const PanelTask<T>&, int64_t) = {
+      {Tile<1, false, T>, Tile<1, false, T>}, {Tile<2, false, T>, Tile<2, true, T>},
+      {Tile<3, false, T>, Tile<3, true, T>},  {Tile<4, false, T>, Tile<4, true, T>},
+      {Tile<5, false, T>, Tile<5, true, T>},  {Tile<6, false, T>, Tile<6, true, T>}};
+  static_assert(std::size(kTiles) == kRowTile);
   const int64_t in = x.shape[1], out = y.shape[1], columns = PanelColumns();
-  Tiles<kRowTile>(PanelTask<T>{.x = x.as<float>(),
-                               .n = x.shape[0],
-                               .in = in,
-                               .weights = packed.as<T>() + panel * in * columns,
-                               .y = y.as<float>() + panel * columns,
-                               .y_stride = out,
-                               .columns = std::min(columns, out - panel * columns),
-                               .accumulate = accumulate},
-                  0);
+  const PanelTask<T> task = {.x = x.as<float>(),
+                             .n = x.shape[0],
+                             .in = in,
+                             .weights = packed.as<T>() + panel * in * columns,
+                             .y = y.as<float>() + panel * columns,
+                             .y_stride = out,
+                             .columns = std::min(columns, out - panel * columns),
+                             .accumulate = accumulate};
+  ForEachTile<kRowTile>(task.n, [&](int64_t tile, int64_t row, int64_t n_rows) {
+    kTiles[n_rows - 1][tile == 0](task, row);
+  });
 }
 
 // Multiplies one panel of packed [panels, in, columns] with x [n, in] F32.
@@ -262,8 +284,9 @@ HWY_INLINE void StoreFourSums(const Sum* v, int32_t* to) {
 }
 #endif
 
-template <class Dots, int kRows, int kOutputs>
-HWY_INLINE void SumTile(const SumsBlock& block, int64_t row, int64_t output) {
+// `ahead`: weights to prefetch, as many as the tile reads.
+template <class Dots, int kRows, int kOutputs, bool kAhead>
+HWY_INLINE void SumTile(const SumsBlock& block, int64_t row, int64_t output, const int8_t* ahead) {
   const auto* const x = static_cast<const typename Dots::Element*>(block.x) + row * block.stride;
   const int8_t* const w = block.weights + output * block.stride;
   constexpr int kSums = kRows * kOutputs, kPadded = (kSums + 3) / 4 * 4;
@@ -271,6 +294,9 @@ HWY_INLINE void SumTile(const SumsBlock& block, int64_t row, int64_t output) {
   for (int i = 0; i < kPadded; ++i) sums[i] = more[i] = hn::Zero(d32);
   int64_t input = 0;
   do {  // A row has inputs; if the compiler did not know, it would keep each sum twice.
+    if constexpr (kAhead) {
+      PrefetchToL2(ahead + kOutputs * input, kOutputs * Dots::Inputs());
+    }
     typename Dots::W weights[kOutputs];
     for (int o = 0; o < kOutputs; ++o) weights[o] = Dots::LoadWeights(w + o * block.stride + input);
     for (int r = 0; r < kRows; ++r) {
@@ -290,8 +316,8 @@ HWY_INLINE void SumTile(const SumsBlock& block, int64_t row, int64_t output) {
   }
 }
 
-// Multiplies some rows, a tile's, with n_outputs outputs.
-template <class Dots, int kRows>
+// Multiplies a tile's rows with n_outputs outputs. kAhead: and prefetches the next n_outputs.
+template <class Dots, int kRows, bool kAhead>
 void SumRows(const SumsBlock& block, int64_t row, int64_t output, int64_t n_outputs) {
   // Eight sums for products of 16 bits, twelve for those of bytes: AVX2 has sixteen registers.
   constexpr int kOutputs = kRows == 1                          ? 8
@@ -300,28 +326,28 @@ void SumRows(const SumsBlock& block, int64_t row, int64_t output, int64_t n_outp
                                                                : 2;
   static_assert(kTileOutputs % kOutputs == 0);
   for (const int64_t end = output + n_outputs; output < end; output += kOutputs) {
-    SumTile<Dots, kRows, kOutputs>(block, row, output);
+    const int8_t* const ahead = block.weights + (output + n_outputs) * block.stride;
+    SumTile<Dots, kRows, kOutputs, kAhead>(block, row, output, ahead);
   }
 }
 
 template <class Dots>
 void SumBlock(const SumsBlock& block) {
-  constexpr void (*kSumRows[])(const SumsBlock&, int64_t, int64_t, int64_t) = {
-      SumRows<Dots, 1>,
-      SumRows<Dots, 2>,
-      SumRows<Dots, 3>,
-      SumRows<Dots, 4>,
-      SumRows<Dots, std::min(5, Dots::kTileRows)>,
-      SumRows<Dots, std::min(6, Dots::kTileRows)>};
-  const int64_t n_tiles = (block.n + Dots::kTileRows - 1) / Dots::kTileRows;
+  constexpr int kMost = Dots::kTileRows, kFive = std::min(5, kMost), kSix = std::min(6, kMost);
+  constexpr void (*kSumRows[][2])(const SumsBlock&, int64_t, int64_t, int64_t) = {
+      {SumRows<Dots, 1, false>, SumRows<Dots, 1, true>},
+      {SumRows<Dots, 2, false>, SumRows<Dots, 2, true>},
+      {SumRows<Dots, 3, false>, SumRows<Dots, 3, true>},
+      {SumRows<Dots, 4, false>, SumRows<Dots, 4, true>},
+      {SumRows<Dots, kFive, false>, SumRows<Dots, kFive, true>},
+      {SumRows<Dots, kSix, false>, SumRows<Dots, kSix, true>}};
   const int64_t group =
       std::max(kGroupBytes / block.stride / kTileOutputs, int64_t{1}) * kTileOutputs;
   for (int64_t output = 0; output < block.outputs; output += group) {
     const int64_t n_outputs = std::min(group, block.outputs - output);
-    for (int64_t tile = 0; tile < n_tiles; ++tile) {
-      const int64_t row = block.n * tile / n_tiles, end = block.n * (tile + 1) / n_tiles;
-      kSumRows[end - row - 1](block, row, output, n_outputs);
-    }
+    ForEachTile<kMost>(block.n, [&](int64_t tile, int64_t row, int64_t n_rows) {
+      kSumRows[n_rows - 1][tile == 0](block, row, output, n_outputs);
+    });
   }
 }
 
@@ -475,10 +501,12 @@ Product MakeSimdProduct(const StackedWeights& weights) {
                                       bool accumulate) {
     ScratchScope scratch(context);
     if (x.dtype == DType::kBF16) {
-      const auto elements = static_cast<size_t>(x.shape.elements());
-      float* wide = scratch.Allocate<float>(elements);
-      std::transform(x.as<BF16>(), x.as<BF16>() + elements, wide,
-                     [](BF16 v) { return ToFloat(v); });
+      const int64_t in = x.shape[1];
+      auto* const wide = scratch.Allocate<float>(static_cast<size_t>(x.shape.elements()));
+      ParallelRows(context, x.shape[0], in, [&](int64_t begin, int64_t end) {
+        std::transform(x.as<BF16>() + begin * in, x.as<BF16>() + end * in, wide + begin * in,
+                       [](BF16 v) { return ToFloat(v); });
+      });
       x.data = wide;
     }
     const int64_t panel_work = x.shape[0] * packed.shape[1] * packed.shape[2];

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "kernels/common/prefetch.h"
 #include "kernels/mixers/common/block_attention.h"
 #include "kernels/mixers/common/slots.h"
 
@@ -12,7 +13,6 @@
 #define HWY_TARGET_INCLUDE "kernels/mixers/common/block_attention_cpu.cc"
 #include "kernels/common/highway_targets.h"
 //
-#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 //
@@ -40,14 +40,13 @@ constexpr float kLowestScore = -3.0e38f;
 // Prefetches n elements of the next block.
 template <class T>
 HWY_INLINE void PrefetchAhead(const T* ahead, int n) {
-  const char* begin = reinterpret_cast<const char*>(ahead);
-  for (size_t at = 0; at < static_cast<size_t>(n) * sizeof(T); at += 64) hwy::Prefetch(begin + at);
+  PrefetchToL2(ahead, n * static_cast<int64_t>(sizeof(T)));
 }
 
 // Prefetches a block's exponents, if it has any.
 template <class T>
 HWY_INLINE void PrefetchExponents(const T* ahead, int channels) {
-  if constexpr (Slots<T>::kScaled) hwy::Prefetch(ahead + kBlockSlots * channels);
+  if constexpr (Slots<T>::kScaled) PrefetchToL2(ahead + kBlockSlots * channels);
 }
 
 // scores[r][64] = rows[r] . keys, channel after channel in every lane. kAhead prefetches `ahead`,
@@ -58,25 +57,27 @@ HWY_INLINE void ScoreRows(const float* const* rows, int n_rows, const T* keys, c
                           int head_dim, float* scores) {
   const D d;
   const auto score = [&]<int kRows>(std::integral_constant<int, kRows>, int first) HWY_ATTR {
-    for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
-      V sum[kRows][kVectors];
+    // One or two rows hide the latency of a fused multiply-add behind more slots.
+    constexpr int kWide = std::min(std::max(kVectors, 8 / kRows), kBlockSlots / kLanes);
+    for (int s = 0; s < kBlockSlots; s += kWide * kLanes) {
+      V sum[kRows][kWide];
       for (int r = 0; r < kRows; ++r) {
-        for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+        for (int v = 0; v < kWide; ++v) sum[r][v] = hn::Zero(d);
       }
       for (int i = 0; i < head_dim; ++i) {
         const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
         if (kAhead && s == 0)
           PrefetchAhead(ahead + static_cast<size_t>(i) * kBlockSlots, kBlockSlots);
-        V key[kVectors];
-        for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
+        V key[kWide];
+        for (int v = 0; v < kWide; ++v) key[v] = LoadWide(d, channel + v * kLanes);
         for (int r = 0; r < kRows; ++r) {
           const V x = hn::Set(d, rows[first + r][i]);
-          for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::MulAdd(x, key[v], sum[r][v]);
+          for (int v = 0; v < kWide; ++v) sum[r][v] = hn::MulAdd(x, key[v], sum[r][v]);
         }
       }
       for (int r = 0; r < kRows; ++r) {
         float* to = scores + (first + r) * kBlockSlots + s;
-        for (int v = 0; v < kVectors; ++v) hn::StoreU(sum[r][v], d, to + v * kLanes);
+        for (int v = 0; v < kWide; ++v) hn::StoreU(sum[r][v], d, to + v * kLanes);
       }
     }
   };
