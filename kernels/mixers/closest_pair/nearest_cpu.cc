@@ -2,7 +2,9 @@
 #include <cmath>
 #include <cstddef>
 #include <limits>
+#include <type_traits>
 
+#include "kernels/common/prefetch.h"
 #include "kernels/mixers/closest_pair/candidates.h"
 #include "kernels/mixers/closest_pair/nearest.h"
 
@@ -162,7 +164,9 @@ class Search {
       hn::StoreU(ExactKeyDistances<T>(search_, static_cast<size_t>(seeds_)), D(), of_seeds_);
       Consider(Distance<T>(search_, seed, of_seeds_[seed % kLanes]), seed);
     }
-    for (size_t b = 0; b < search_.blocks.size(); ++b) {
+    const size_t n = search_.blocks.size();
+    for (size_t b = 0; b < n; ++b) {
+      if (search_.key == nullptr && b + 1 < n) PrefetchValues(b + 1);
       for (int s = 0; s < kBlockSlots; s += kLanes) VisitCandidates(b, s);
     }
     return nearest_;
@@ -186,6 +190,29 @@ class Search {
     if (search_.drift == 0) return;
     const double root = std::sqrt(nearest_.distance / (1.0 - kSlack)) + search_.drift;
     limit_ = static_cast<float>(root * root * (1 + 1e-5));
+  }
+
+  // Prefetches the values of a block's candidates whose keys may be near enough: with nothing but
+  // key distances known these are many, and each lies elsewhere.
+  HWY_INLINE void PrefetchValues(size_t b) const {
+    const D d;
+    const DI di;
+    const CandidateBlock& block = search_.blocks[b];
+    const auto* const values = static_cast<const T*>(block.values);
+    for (int s = 0; s < kBlockSlots; s += kLanes) {
+      const V known =
+          hn::LoadU(d, search_.key_distances + b * kBlockSlots + static_cast<size_t>(s));
+      const M near = hn::And(Candidates(di, hn::LoadU(di, block.partners + s)),
+                             hn::Le(known, hn::Set(d, limit_)));
+      if (hn::AllFalse(d, near)) continue;
+      uint8_t bits[8] = {};
+      hn::StoreMaskBits(d, near, bits);
+      for (int i = 0; i < kLanes; ++i) {
+        if ((bits[i / 8] >> i % 8 & 1) == 0) continue;
+        PrefetchToL2(ValueRow(values, search_.value_stride, s + i).data,
+                     search_.value_stride * static_cast<int64_t>(sizeof(T)));
+      }
+    }
   }
 
   // Visits one vector of candidates.
@@ -300,45 +327,61 @@ constexpr int kRowTile = 4;
 // The accumulators must fit the register file: 32 registers with 64-byte vectors, else 16.
 constexpr int kVectors = kLanes == 16 ? 4 : 2;
 
+// A block's keys to prefetch, channel by channel.
+struct KeysAhead {
+  const char* keys;  // null: none
+  int64_t channel_bytes;
+};
+
 // Distances of kRows keys to one block.
-template <int kRows, class T>
+template <int kRows, bool kAhead, class T>
 HWY_INLINE void TileKeyDistances(const float* const* rows, const T* keys, int head_dim,
-                                 float* const* distances, size_t at) {
+                                 float* const* distances, size_t at, const KeysAhead& ahead) {
   const D d;
-  for (int s = 0; s < kBlockSlots; s += kVectors * kLanes) {
-    V sum[kRows][kVectors];
+  // One key hides the latency of a fused multiply-add behind all slots.
+  constexpr int kWide = kRows == 1 ? kBlockSlots / kLanes : kVectors;
+  for (int s = 0; s < kBlockSlots; s += kWide * kLanes) {
+    V sum[kRows][kWide];
     for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v) sum[r][v] = hn::Zero(d);
+      for (int v = 0; v < kWide; ++v) sum[r][v] = hn::Zero(d);
     }
     for (int i = 0; i < head_dim; ++i) {
+      if (kAhead && s == 0) {
+        PrefetchToL2(ahead.keys + i * ahead.channel_bytes, ahead.channel_bytes);
+      }
       const T* HWY_RESTRICT channel = keys + static_cast<size_t>(i) * kBlockSlots + s;
-      V key[kVectors];
-      for (int v = 0; v < kVectors; ++v) key[v] = LoadWide(d, channel + v * kLanes);
+      V key[kWide];
+      for (int v = 0; v < kWide; ++v) key[v] = LoadWide(d, channel + v * kLanes);
       for (int r = 0; r < kRows; ++r) {
         const V x = hn::Set(d, rows[r][i]);
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < kWide; ++v) {
           const V apart = hn::Sub(x, key[v]);
           sum[r][v] = hn::MulAdd(apart, apart, sum[r][v]);
         }
       }
     }
     for (int r = 0; r < kRows; ++r) {
-      for (int v = 0; v < kVectors; ++v)
-        hn::StoreU(sum[r][v], d, distances[r] + at + s + v * kLanes);
+      for (int v = 0; v < kWide; ++v) hn::StoreU(sum[r][v], d, distances[r] + at + s + v * kLanes);
     }
   }
 }
 
+// The first tile of rows prefetches.
 template <class T>
-HWY_INLINE void BlockKeyDistances(const KeyDistances& batch, const T* keys, size_t at) {
+HWY_INLINE void BlockKeyDistances(const KeyDistances& batch, const T* keys, size_t at,
+                                  const KeysAhead& ahead) {
   const auto n = static_cast<int>(batch.keys.size());
-  const float* const* rows = batch.keys.data();
-  float* const* to = batch.distances.data();
   int r = 0;
-  for (; r + kRowTile <= n; r += kRowTile) {
-    TileKeyDistances<kRowTile>(rows + r, keys, batch.head_dim, to + r, at);
-  }
-  for (; r < n; ++r) TileKeyDistances<1>(rows + r, keys, batch.head_dim, to + r, at);
+  const auto tile = [&]<int kRows>(std::integral_constant<int, kRows>) HWY_ATTR {
+    const auto run = [&]<bool kAhead>(std::bool_constant<kAhead>) HWY_ATTR {
+      TileKeyDistances<kRows, kAhead>(batch.keys.data() + r, keys, batch.head_dim,
+                                      batch.distances.data() + r, at, ahead);
+    };
+    ahead.keys != nullptr&& r == 0 ? run(std::true_type()) : run(std::false_type());
+    r += kRows;
+  };
+  while (r + kRowTile <= n) tile(std::integral_constant<int, kRowTile>());
+  while (r < n) tile(std::integral_constant<int, 1>());
 }
 
 // Converts a block to float: every slot's channels times its scale.
@@ -363,11 +406,13 @@ void FillKeyDistances(const KeyDistances& batch) {
         Slots<T>::kScaled || (sizeof(T) < sizeof(float) && batch.keys.size() > kRowTile);
     for (size_t b = 0; b < batch.blocks.size(); ++b) {
       const T* keys = static_cast<const T*>(batch.blocks[b].keys);
+      const void* const next = b + 1 < batch.blocks.size() ? batch.blocks[b + 1].keys : nullptr;
+      const KeysAhead ahead = {static_cast<const char*>(next), kBlockSlots * sizeof(T)};
       if (widens) {
         WidenBlock(keys, batch.head_dim, batch.wide);
-        BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots);
+        BlockKeyDistances(batch, static_cast<const float*>(batch.wide), b * kBlockSlots, ahead);
       } else {
-        BlockKeyDistances(batch, keys, b * kBlockSlots);
+        BlockKeyDistances(batch, keys, b * kBlockSlots, ahead);
       }
     }
   });
