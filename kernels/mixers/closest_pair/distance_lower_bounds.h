@@ -1,5 +1,5 @@
-// Lower bounds of the distances from some candidates to all others, at half the cost of exact
-// distances. They only rule candidates out, so no result depends on them.
+// Lower bounds of the distances from some candidates to all others. They cost less than exact
+// distances and only rule candidates out, so no result depends on them.
 #pragma once
 
 #include <cstddef>
@@ -30,11 +30,13 @@ struct LowerBoundQuery {
 // Largest number of queries in one call.
 inline constexpr int kMaxLowerBoundQueries = 16;
 
-// True if this CPU has AVX-512 BF16.
+// True if this CPU computes several of them at once.
 bool HasDistanceLowerBounds();
 
 // Words of a packed slot, and of a query.
-size_t PackedPairs(int head_dim, int value_stride);
+constexpr size_t PackedPairs(int head_dim, int value_stride) {
+  return (static_cast<size_t>(head_dim) + 1) / 2 + (static_cast<size_t>(value_stride) + 1) / 2;
+}
 
 // Fills `pairs` and `squares`.
 void PackCandidatesCpu(std::span<const CandidateBlock> blocks, const PackedCandidates& packed);
