@@ -32,7 +32,7 @@ for tool in ("protoc", "grpc_python_plugin"):
         sys.exit(0)
 
 from free_port import free_port
-from server_process import ROOT, ServerProcess, load_stubs
+from server_process import ROOT, ServerProcess, load_stubs, wait_for
 from tiny_model import write_tiny_model
 
 sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
@@ -66,14 +66,6 @@ def health(channel, timeout=5):
     check = channel.unary_unary("/grpc.health.v1.Health/Check", request_serializer=bytes,
                                 response_deserializer=lambda answer: answer[-1])
     return check(b"", timeout=timeout)
-
-
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError("it did not come to be in time")
-        time.sleep(0.02)
 
 
 class ServiceManager:

@@ -7,7 +7,6 @@ import shutil
 import sys
 import tempfile
 import threading
-import time
 import unittest
 
 try:
@@ -21,7 +20,7 @@ for tool in ("protoc", "grpc_python_plugin", "openssl"):
         sys.exit(0)
 
 from certificates import make_authority, make_certificate, write_tenants
-from server_process import ServerProcess, load_stubs
+from server_process import ServerProcess, load_stubs, wait_for
 from tiny_model import write_tiny_model
 
 ALICE, BOB, ROOT_TOKEN = (f"{name}-0123456789-abcdefghij" for name in ("alice", "bob", "root"))
@@ -97,14 +96,6 @@ def metric(server, name):
         if line.rsplit(" ", 1)[0] == name:
             return float(line.rsplit(" ", 1)[1])
     return None
-
-
-def wait_for(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError("the condition did not come")
-        time.sleep(0.02)
 
 
 class Stream:

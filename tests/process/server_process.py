@@ -95,6 +95,15 @@ class ServerProcess:
         self.kill()
 
 
+def wait_for(condition, what="the condition", seconds=30):
+    """Waits until condition() holds; `what` says what did not come if it never does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise AssertionError(f"did not come in {seconds} s: {what}")
+        time.sleep(0.02)
+
+
 def run_to_end(binary, *arguments, env=None):
     """Returns (exit code, stdout, stderr) of a server that is expected not to start."""
     started = time.monotonic()

@@ -31,7 +31,7 @@ for tool, package in (("haproxy", "haproxy"), ("protoc", "protobuf-compiler")):
         print(f"SKIPPED: no {tool}; install {package}")
         sys.exit(0)
 
-from server_process import ROOT, ServerProcess
+from server_process import ROOT, ServerProcess, wait_for
 from tiny_model import write_tiny_model
 
 sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
@@ -44,14 +44,6 @@ FLAGS = ("--state-memory", "64M", "--threads", "1", "--drain-timeout", "20s")
 UNAVAILABLE, NOT_FOUND = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND
 # HAProxy 2.6 resets a stream that its server has ended first, and gRPC may then drop the status.
 ENDED_CHAT = (UNAVAILABLE, grpc.StatusCode.CANCELLED)
-
-
-def wait_for(condition, what, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise AssertionError(f"did not come: {what}")
-        time.sleep(0.02)
 
 
 def documented_commands(heading="Behind HAProxy"):
