@@ -30,7 +30,7 @@ struct LowerBoundQuery {
 // Largest number of queries in one call.
 inline constexpr int kMaxLowerBoundQueries = 16;
 
-// True if this CPU computes several of them at once.
+// True if this CPU computes several of them at once; otherwise they would not pay.
 bool HasDistanceLowerBounds();
 
 // Words of a packed slot, and of a query.

@@ -17,9 +17,6 @@ class DistanceLowerBoundsTest : public ::testing::Test {
  protected:
   static constexpr int kBlocks = 3, kSlots = kBlocks * kBlockSlots;
   static constexpr float kScale = 0.25f;
-  void SetUp() override {
-    if (!HasDistanceLowerBounds()) GTEST_SKIP() << "this instruction set has no vectors";
-  }
   // bfloat16 blocks, and queries: copies of candidates and others. The further the data is from 0,
   // the more |x|^2 + |y|^2 - 2 x . y cancels.
   DistanceLowerBoundsTest() : random_(11) {}
