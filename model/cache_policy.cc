@@ -187,8 +187,8 @@ std::string ServedRule(const CachePolicy& policy, const nlohmann::json& config) 
 absl::Status FillSlots(const nlohmann::json& section, std::string_view rule,
                        kernels::Attrs& attrs) {
   constexpr std::string_view kShares = "shares";
-  constexpr std::string_view kOfRules[] = {kShares, "value_weight", "pinned_tokens",
-                                           "recent_tokens", "variance"};
+  constexpr std::string_view kOfRules[] = {kShares,         "value_weight",  "merge_variance",
+                                           "pinned_tokens", "recent_tokens", "variance"};
   FillAttrs(section, attrs);
   absl::Status problems;
   for (const auto& [field, entry] : section.items()) {

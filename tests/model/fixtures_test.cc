@@ -177,8 +177,9 @@ INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(ClosestPair, Fixtures,
                          ::testing::ValuesIn(Cases({"sw-closest-pair", "closest-pair-shares",
-                                                    "closest-pair-variance", "keydiff-shares",
-                                                    "keydiff-spared"})),
+                                                    "closest-pair-variance",
+                                                    "closest-pair-merge-variance",
+                                                    "keydiff-shares", "keydiff-spared"})),
                          CaseName);
 INSTANTIATE_TEST_SUITE_P(
     KvmPaper, Fixtures,

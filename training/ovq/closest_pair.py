@@ -7,9 +7,10 @@ another, and pairs of candidates merge: after o of its L tokens, as many pairs h
 rows at its end, except two for each token still to come. Merges take effect only at the chunk's end.
 A pair's distance is
 
-    |key - key|^2 + w K / V |value - value|^2
+    |key - key|^2 + w K / V |value - value|^2 + lambda (s + s)
 
-K is |key|^2, 1 if keys have unit norm. V is the mean |value|^2 of the first floor(N / 2) + 1 tokens.
+lambda is merge_variance. s is the variance of a row's keys, 1 - |row's key|^2, as they have unit norm; 0 if that is at
+most 1 / 16. K is |key|^2, 1 if keys have unit norm. V is the mean |value|^2 of the first floor(N / 2) + 1 tokens.
 If V differs by more than a factor of two from the mean of the candidates when a chunk's merges
 begin, it becomes that mean. If keys have no norm, V / K is measured like V. The closest pair is
 replaced by its weighted mean; of equally close pairs, that of the lowest rows merges. The choice of
@@ -27,6 +28,7 @@ from ovq.mixers import wide
 
 MERGES_PER_TOKEN = 2
 SIZE_CHANGE = 2.0  # V is recomputed when it is off by more than this factor
+LEAST_VARIANCE = 1 / 16  # of a row's keys, that counts; what rounding leaves of equal keys does not
 
 
 def n_rows_at(position, chunk_len, max_rows):
@@ -37,20 +39,28 @@ def n_rows_at(position, chunk_len, max_rows):
 class Candidates:
     """Candidates for merges within a chunk: one head's rows, and its tokens as they join."""
 
-    def __init__(self, keys, values, counts, scale):
-        """scale: factor of values, which makes plain squared distances the rule's distances."""
+    def __init__(self, keys, values, counts, scale, merge_variance=0.0):
+        """scale: factor of values, which makes plain squared distances the rule's distances but for
+        variances."""
         self.keys, self.values, self.counts = keys, values, counts
         self.points = np.concatenate((keys, values * scale), -1)
         n = len(keys)
+        self.merge_variance = merge_variance
+        self.added = self._added(keys)  # by the variance of a row
         self.alive = np.zeros(n, bool)
         # for row i: its distances to the rows before it
         self.distances = np.full((n, n), np.inf)
         self.closest, self.nearest = np.full(n, np.inf), np.zeros(n, int)
         self.part_of = np.arange(n)  # for a merged row: the row that holds it now
 
+    def _added(self, keys):
+        variance = 1 - np.square(keys).sum(-1)
+        return self.merge_variance * np.where(variance > LEAST_VARIANCE, variance, 0)
+
     def join(self, i):
         self.alive[i] = True
-        fresh = np.where(self.alive, np.square(self.points - self.points[i]).sum(-1), np.inf)
+        fresh = np.square(self.points - self.points[i]).sum(-1) + self.added + self.added[i]
+        fresh = np.where(self.alive, fresh, np.inf)
         self.distances[i, :i], self.distances[i + 1:, i] = fresh[:i], fresh[i + 1:]
         closer = fresh < self.closest
         closer[:i + 1] = False
@@ -76,19 +86,20 @@ class Candidates:
         share = self.counts[j] / (self.counts[i] + self.counts[j])
         for rows in (self.keys, self.values, self.points):
             rows[i] += share * (rows[j] - rows[i])
+        self.added[i] = self._added(self.keys[i])
         self.counts[i] += self.counts[j]
         self._leave(j)
         self._renew(np.flatnonzero(self.alive & (self.nearest == j)))
         self.join(i)
 
 
-def merge_pairs(keys, values, counts, weight, first, ends, due):
+def merge_pairs(keys, values, counts, weight, merge_variance, first, ends, due):
     """Performs a chunk's merges in place; returns for every row the row it has merged into, itself
     if none.
 
-    weight: factor of values in a distance. Rows from `first` to ends[o] have joined after token o
+    weight: factor of values in a distance, merge_variance: of the rows' variances. Rows from `first` to ends[o] have joined after token o
     of the chunk, and due[o] pairs have merged."""
-    candidates, done, joined = Candidates(keys, values, counts, np.sqrt(weight)), 0, first
+    candidates, done, joined = Candidates(keys, values, counts, np.sqrt(weight), merge_variance), 0, first
     for end, n_merges in zip(ends, due):
         for row in range(joined, end):
             candidates.join(row)
@@ -146,7 +157,7 @@ class ClosestPairRows:
         if not self.size / SIZE_CHANGE <= size <= self.size * SIZE_CHANGE:
             self.size = size
         weight = self.rule.value_weight / self.size if self.size > 0 else 0.0
-        part_of = self.merge(self.keys, self.values, self.counts, weight, pinned, ends, due)
+        part_of = self.merge(self.keys, self.values, self.counts, weight, self.rule.merge_variance, pinned, ends, due)
         while (part_of != part_of[part_of]).any():
             part_of = part_of[part_of]
         left = part_of == np.arange(n + chunk_len)

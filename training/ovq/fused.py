@@ -241,12 +241,12 @@ def mesa_solve(q, operands, n_steps, damping):
     return u
 
 
-def merge_pairs(keys, values, counts, weight, first, ends, due):
+def merge_pairs(keys, values, counts, weight, merge_variance, first, ends, due):
     """closest_pair.py's merge_pairs, in pairs.cc."""
     rows, part_of = np.concatenate((keys, values), -1), np.empty(len(keys), np.int64)
     ends, due = (np.ascontiguousarray(x, np.int64) for x in (ends, due))
     rows_, counts, ends, due, part_of_ = map(torch.from_numpy, (rows, counts, ends, due, part_of))
     _call("merge_pairs", torch.float64, rows_, counts, len(keys), keys.shape[-1], rows.shape[-1], float(weight),
-          int(first), ends, due, len(due), part_of_)
+          float(merge_variance), int(first), ends, due, len(due), part_of_)
     keys[:], values[:] = np.split(rows, [keys.shape[-1]], -1)
     return part_of

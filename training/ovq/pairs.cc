@@ -17,7 +17,7 @@ constexpr int kTileVectors = 2;
 class Candidates {
  public:
   Candidates(double* rows, int64_t* counts, int64_t n, int64_t key_dim, int64_t dim, double weight,
-             int64_t* part_of)
+             double merge_variance, int64_t* part_of)
       : rows_(rows),
         counts_(counts),
         part_of_(part_of),
@@ -26,6 +26,8 @@ class Candidates {
         dim_(dim),
         stride_((n + kTile - 1) / kTile * kTile),
         value_scale_(std::sqrt(weight)),
+        merge_variance_(merge_variance),
+        variances_(stride_),
         points_(dim * stride_),
         alive_(n),
         distances_(n * stride_),
@@ -78,13 +80,20 @@ class Candidates {
       __attribute__((vector_size(kVectorBytes), aligned(sizeof(double)), may_alias));
   static constexpr int64_t kLanes = kVectorBytes / sizeof(double), kTile = kTileVectors * kLanes;
   static constexpr int kRows = 4;  // rows whose distances are computed together
+  static constexpr double kLeastVariance = 1.0 / 16;
   static constexpr double kNone =
       std::numeric_limits<double>::max();  // marks a row that may merge with no row before it
 
-  // Stores a row's point; squared distances of points are the rule's.
+  // Stores a row's point and what its variance adds to its distances; squared distances of points
+  // are otherwise the rule's.
   void Place(int64_t i) {
-    for (int64_t c = 0; c < dim_; ++c)
-      points_[c * stride_ + i] = rows_[i * dim_ + c] * (c < key_dim_ ? 1 : value_scale_);
+    double variance = 1;
+    for (int64_t c = 0; c < dim_; ++c) {
+      const double x = rows_[i * dim_ + c];
+      points_[c * stride_ + i] = x * (c < key_dim_ ? 1 : value_scale_);
+      if (c < key_dim_) variance -= x * x;
+    }
+    variances_[i] = variance > kLeastVariance ? merge_variance_ * variance : 0;
   }
 
   // Computes the distances of `rows` rows from `first` on to the first n_others.
@@ -101,9 +110,11 @@ class Candidates {
             sums[r][v] += difference * difference;
           }
       }
+      const Lanes* added = reinterpret_cast<const Lanes*>(&variances_[begin]);
       for (int r = 0; r < rows; ++r)
         for (int v = 0; v < kTileVectors; ++v)
-          reinterpret_cast<Lanes*>(&distances_[(first + r) * stride_ + begin])[v] = sums[r][v];
+          reinterpret_cast<Lanes*>(&distances_[(first + r) * stride_ + begin])[v] =
+              sums[r][v] + (added[v] + variances_[first + r]);
     }
   }
 
@@ -134,7 +145,8 @@ class Candidates {
   double* rows_;
   int64_t *counts_, *part_of_;
   const int64_t n_, key_dim_, dim_, stride_;
-  const double value_scale_;
+  const double value_scale_, merge_variance_;
+  std::vector<double> variances_;  // [stride]
   std::vector<double> points_;  // [dim][stride], values multiplied by value_scale_
   std::vector<char> alive_;
   std::vector<double> distances_;  // [n][stride], distances of a row to those before it
@@ -148,9 +160,9 @@ class Candidates {
 // Rows from `first` to ends[o] have joined after token o of the chunk, and due[o] pairs have
 // merged. part_of [n] receives the row that each row has merged into, itself if none.
 extern "C" void merge_pairs_float64(double* rows, int64_t* counts, int64_t n, int64_t key_dim,
-                                    int64_t dim, double weight, int64_t first, const int64_t* ends,
-                                    const int64_t* due, int64_t n_tokens, int64_t* part_of) {
-  Candidates candidates(rows, counts, n, key_dim, dim, weight, part_of);
+                                    int64_t dim, double weight, double merge_variance, int64_t first,
+                                    const int64_t* ends, const int64_t* due, int64_t n_tokens, int64_t* part_of) {
+  Candidates candidates(rows, counts, n, key_dim, dim, weight, merge_variance, part_of);
   int64_t done = 0, next = first;
   for (int64_t o = 0; o < n_tokens; ++o) {
     candidates.Join(next, ends[o]);

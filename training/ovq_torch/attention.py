@@ -218,16 +218,16 @@ class OVQAttention(SoftmaxMixer):
 
 class ClosestPairAttention(OVQAttention):
     """OVQ attention whose tokens all become slots until there are max_centroids, N; then the closest pairs merge at chunk
-    ends, by the distance |key - key|^2 + w / V |value - value|^2, V the mean |value|^2, w = value_weight (the rule, exactly:
-    ovq/closest_pair.py). Up to N tokens it is exact. pinned_tokens: the first ones never merge; recent_tokens: the newest
-    do not merge yet."""
+    ends, by the distance |key - key|^2 + w / V |value - value|^2 + lambda (s + s), V the mean |value|^2, s = 1 - |slot's key|^2
+    the variance of a slot's keys, w = value_weight, lambda = merge_variance (the rule, exactly: ovq/closest_pair.py). Up to N
+    tokens it is exact. pinned_tokens: the first ones never merge; recent_tokens: the newest do not merge yet."""
 
     update = "closest-pair"
 
-    def __init__(self, hidden_size, num_heads, head_dim=None, *, value_weight=PairRule.value_weight, pinned_tokens=0,
-                 recent_tokens=0, **fields):
-        super().__init__(hidden_size, num_heads, head_dim, value_weight=value_weight, pinned_tokens=pinned_tokens,
-                         recent_tokens=recent_tokens, **fields)
+    def __init__(self, hidden_size, num_heads, head_dim=None, *, value_weight=PairRule.value_weight, merge_variance=0.0,
+                 pinned_tokens=0, recent_tokens=0, **fields):
+        super().__init__(hidden_size, num_heads, head_dim, value_weight=value_weight, merge_variance=merge_variance,
+                         pinned_tokens=pinned_tokens, recent_tokens=recent_tokens, **fields)
 
     def plan(self, *chunks):
         return chunked.plan_pairs(self.config.pair_rule, *chunks)

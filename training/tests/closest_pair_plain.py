@@ -8,8 +8,10 @@ import numpy as np
 
 
 class ClosestPair:
-    def __init__(self, max_rows, value_weight=0.5, recent=0, correct_variance=False):
-        """recent: number of newest rows that may not merge. correct_variance: see read."""
+    def __init__(self, max_rows, value_weight=0.5, recent=0, correct_variance=False, merge_variance=0.0):
+        """recent: number of newest rows that may not merge. correct_variance: see read. merge_variance: weight of both
+        rows' variances in a distance."""
+        self.merge_variance = merge_variance
         self.max_rows, self.value_weight, self.recent = max_rows, value_weight, recent
         self.correct_variance = correct_variance
         self.keys = self.values = None
@@ -46,6 +48,7 @@ class ClosestPair:
         scale = self.value_weight / (self.values ** 2).sum(-1).mean()  # one scale for each chunk
         points = np.concatenate((self.keys, self.values * np.sqrt(scale)), -1)
         distance = ((points[:, None] - points[None]) ** 2).sum(-1)
+        distance += self.merge_variance * (self.variances[:, None] + self.variances)
         distance[np.tril_indices(len(points))] = np.inf  # row i with rows of higher index only
         if self.recent:
             distance[-self.recent:], distance[:, -self.recent:] = np.inf, np.inf
@@ -58,7 +61,7 @@ class ClosestPair:
             self.counts[i] += self.counts[j]
             alive[j] = False
             distance[j], distance[:, j] = np.inf, np.inf
-            fresh = ((points - points[i]) ** 2).sum(-1)
+            fresh = ((points - points[i]) ** 2).sum(-1) + self.merge_variance * (self.variances + self.variances[i])
             after, before = np.isfinite(distance[i]), np.isfinite(distance[:, i])
             distance[i, after], distance[before, i] = fresh[after], fresh[before]
         self.keys, self.values = self.keys[alive], self.values[alive]

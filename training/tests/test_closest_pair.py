@@ -32,6 +32,7 @@ class NaiveHead:
         self.max_rows, self.rows, self.own, self.size = max_rows, [], [], 0.0
         self.n_tokens, self.candidates = 0, []
         self.weight, self.pinned, self.recent = rule.value_weight, rule.pinned_tokens, rule.recent_tokens
+        self.merge_variance = rule.merge_variance
 
     def read(self, query, key, value):
         self.own.append((key, value, [key]))
@@ -68,7 +69,8 @@ class NaiveHead:
     def merge(self, rows):
         def distance(one, other):
             key, value = one[0] - other[0], one[1] - other[1]
-            return float(key @ key) + self.weight / self.size * float(value @ value)
+            variances = [variance for variance in map(float, map(naive_variance, (one[2], other[2]))) if variance > 1 / 16]
+            return float(key @ key) + self.weight / self.size * float(value @ value) + self.merge_variance * sum(variances)
 
         _, i, j = min((distance(rows[i], rows[j]), i, j)
                       for i in range(len(rows)) for j in range(i + 1, len(rows)))
@@ -112,6 +114,25 @@ class ClosestPairTest(unittest.TestCase):
             np.testing.assert_array_equal(rows.counts, plain.counts)
         self.assertTrue((rows.counts[-8:] == 1).all())
 
+    def test_variances_in_distances_are_those_of_the_plain_reference(self):
+        rng = np.random.default_rng(7)
+        keys, values = rng.standard_normal((120, 12)), rng.standard_normal((120, 5))
+        keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+        counts = {}
+        for weight in (0, 1.5):
+            plain = ClosestPair(30, value_weight=0, merge_variance=weight)
+            rows = ClosestPairRows(12, 5, 30, rule=PairRule(value_weight=0, merge_variance=weight))
+            for begin in range(0, 120, 24):
+                chunk = slice(begin, begin + 24)
+                plain.append(keys[chunk], values[chunk])
+                rows.append(keys[chunk], values[chunk], merges_per_token=24)
+                np.testing.assert_allclose(rows.keys, plain.keys, rtol=1e-12, atol=1e-12)
+                np.testing.assert_array_equal(rows.counts, plain.counts)
+            self.assertGreater(plain.variances[plain.counts > 1].min(), closest_pair.LEAST_VARIANCE)
+            counts[weight] = rows.counts.max()
+        # one row takes in less
+        self.assertLess(2 * counts[1.5], counts[0])
+
     def test_pinned_tokens_stay(self):
         rng = np.random.default_rng(5)
         keys, values = rng.standard_normal((96, 12)), rng.standard_normal((96, 5))
@@ -128,8 +149,9 @@ class ClosestPairTest(unittest.TestCase):
         q, k, v = random_qkv(45)
         v[:, :, 24:] *= 4  # V must follow
         apart = PairRule(value_weight=0.25, pinned_tokens=2, recent_tokens=5)
+        varied = PairRule(value_weight=0.1, merge_variance=1.5)
         for max_rows, rule in ((3, PairRule()), (10, PairRule()), (21, PairRule()), (10, apart),
-                               (21, apart)):
+                               (21, apart), (10, varied), (21, varied)):
             out = closest_pair_attention(q, k, v, CHUNK, max_rows, rule=rule)
             for b, head in torch.cartesian_prod(*[torch.arange(2)] * 2).tolist():
                 naive, expected = NaiveHead(max_rows, rule), []
@@ -197,8 +219,10 @@ class ClosestPairTest(unittest.TestCase):
     @unittest.skipUnless(fused.compiled(), "needs a C++ compiler")
     def test_in_c_plus_plus_it_merges_the_same(self):
         rng = np.random.default_rng(6)
-        for rule in (PairRule(), PairRule(value_weight=2, pinned_tokens=3, recent_tokens=9), PairRule(0)):
+        for rule in (PairRule(), PairRule(value_weight=2, pinned_tokens=3, recent_tokens=9), PairRule(0),
+                     PairRule(0.25, merge_variance=1.5)):
             keys, values = rng.standard_normal((240, 12)), rng.standard_normal((240, 5))
+            keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
             keys[100:140] = keys[60:100]  # equal rows, in the same order, too
             values[100:140] = values[60:100]
             plain, ours = (ClosestPairRows(12, 5, 40, rule=rule, merge=merge)
@@ -235,7 +259,7 @@ class ClosestPairTest(unittest.TestCase):
     def test_a_config_chooses_it(self):
         raw = support.tiny_config(ovq={"chunk_size": 8, "max_centroids": 16,
                                        "update": "closest-pair", "value_weight": 0.25,
-                                       "recent_tokens": 4, "variance": 0.5})
+                                       "recent_tokens": 4, "merge_variance": 2.0, "variance": 0.5})
         config = config_from_dict(raw)
         self.assertEqual(config_to_dict(config)["ovq"], raw["ovq"])
         model = OvqModel(config)
@@ -244,7 +268,7 @@ class ClosestPairTest(unittest.TestCase):
         tokens = torch.randint(0, 258, (1, 60))
         served, by_paper = model(tokens).detach(), paper(tokens).detach()
         self.assertFalse(torch.allclose(served, by_paper, atol=1e-3))
-        for name in ("value_weight", "recent_tokens"):
+        for name in ("value_weight", "recent_tokens", "merge_variance"):
             del raw["ovq"][name]
         variance = raw["ovq"].pop("variance")
         model = OvqModel(config_from_dict(raw))
@@ -255,7 +279,7 @@ class ClosestPairTest(unittest.TestCase):
         varied = OvqModel(config_from_dict({**raw, "ovq": {**raw["ovq"], "variance": variance}}))
         varied.load_state_dict(paper.state_dict())
         self.assertFalse(torch.allclose(varied(tokens), model(tokens), atol=1e-3))
-        for name, value in (("pinned_tokens", 1.5), ("recent_tokens", -1), ("value_weight", "1"),
+        for name, value in (("pinned_tokens", 1.5), ("recent_tokens", -1), ("value_weight", "1"), ("merge_variance", -0.5),
                             ("variance", -1), ("variance", True)):
             with self.assertRaisesRegex(ConfigError, f"ovq.{name}: "):
                 config_from_dict({**raw, "ovq": {**raw["ovq"], name: value}})

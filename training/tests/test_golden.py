@@ -48,6 +48,7 @@ class GoldenTest(unittest.TestCase):
                      "sw-lattice", "lattice-enc-l1", "lattice-sim", "transformer-vq", "ovq-normalize",
                      "ovq-min-state", "ovq-rates-only", "ovq-delta", "ovq-normalize-delta",
                      "ovq-shares", "ovq-head-shares", "ovq-variance", "closest-pair-variance",
+                     "closest-pair-merge-variance",
                      "closest-pair-shares", "keydiff-shares", "keydiff-spared",
                      "sw-closest-pair"):
             with self.subTest(fixture=name):

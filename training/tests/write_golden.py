@@ -36,9 +36,12 @@ RULES = {"ovq-normalize": {"normalize_centroids": True}, "ovq-min-state": {"min_
          "keydiff-shares": {"shares": [[0.5, 1], 1.25], "update": "keydiff"},
          "keydiff-spared": {"shares": [1.25, [0.5, 1]], "update": "keydiff", "pinned_tokens": 3, "recent_tokens": 9},
          "ovq-variance": {"variance": 1.5, "delta_rule": True},
-         "closest-pair-variance": {"variance": 1, "shares": [[0.5, 1], 1.25], "update": "closest-pair"}}
+         "closest-pair-variance": {"variance": 1, "shares": [[0.5, 1], 1.25], "update": "closest-pair"},
+         "closest-pair-merge-variance": {"merge_variance": 1.5, "value_weight": 0.25, "shares": [[0.5, 1], 1.25],
+                                         "update": "closest-pair"}}
 # Fields of a model besides its rule.
-FIELDS = {"closest-pair-variance": {"num_attention_heads": 4, "num_key_value_heads": 2}}
+FIELDS = {name: {"num_attention_heads": 4, "num_key_value_heads": 2}
+          for name in ("closest-pair-variance", "closest-pair-merge-variance")}
 PAPER = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4,
          "ffn_expansion": 2.0, "residual_scale": 0.5, "rope_partial_dim": 8,
          "alt_rope_partial_dim": 16}
@@ -138,6 +141,9 @@ def smallest_margin(run):
         distances = np.sort(candidates.distances[np.isfinite(candidates.distances)])
         if len(distances) > 1:
             margins.append(distances[1] - distances[0])
+        if candidates.merge_variance:
+            variances = 1 - np.square(candidates.keys).sum(-1)
+            margins.append(np.abs(variances - closest_pair.LEAST_VARIANCE).min())
         merge_closest(candidates)
 
     def watched_drop(rows, max_rows, q, rule):

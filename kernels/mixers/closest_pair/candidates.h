@@ -13,6 +13,9 @@
 namespace ovq::kernels {
 
 inline constexpr float kMaxPairSizeChange = 2.0f;  // factor; V is measured again beyond it
+// Smaller variances of a candidate's keys count as none, so that rounding gives equal tokens and
+// their means no distance.
+inline constexpr float kLeastVariance = 1.0f / 16;
 // Tie-break key of a pair of candidates, given their oldest tokens: smaller keys merge first. Pairs
 // compare by the older member's oldest token, then by the younger member's. Never 0.
 constexpr unsigned long long PairOrder(uint32_t one, uint32_t other) {
@@ -117,6 +120,13 @@ struct PairBlocks {
     const float size = value_size(),
                 key_size = chunk.rule.measures_keys() ? 1 : chunk.rule.key_size;
     return size > 0 ? chunk.rule.value_weight * key_size / size : 0.0f;
+  }
+
+  // Part of a candidate in the distances of its pairs: lambda times the variance of its keys, 1 -
+  // |key|^2, given |key|^2 of the stored mean, summed by fused multiply-adds in order of channels.
+  constexpr float MergeVariance(float squared_key) const {
+    const float variance = 1 - squared_key;
+    return variance > kLeastVariance ? chunk.rule.merge_variance * variance : 0;
   }
 
   // True if slot `row` holds `token` and has not joined the candidates.

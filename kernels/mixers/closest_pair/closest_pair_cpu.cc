@@ -2,7 +2,9 @@
 // keys K and values V up to position t:
 //   o_t = softmax([beta q_t Dk^T + ln c | beta q_t K^T]) [Dv; V]
 // Then, in the same thread, the merges that are due: a candidate joins, and the closest pairs (i,
-// j) become slot = (c_i slot_i + c_j slot_j) / (c_i + c_j). A candidate's distances to all others
+// j) become slot = (c_i slot_i + c_j slot_j) / (c_i + c_j), closest by
+//   |k_i - k_j|^2 + (w K / V) |v_i - v_j|^2 + lambda (s_i + s_j),  s = 1 - |k|^2
+// A candidate's distances to all others
 // are computed when it joins, and again when it has the lowest bound but no partner.
 #include <algorithm>
 #include <cmath>
@@ -27,6 +29,7 @@ class Dictionary {
     pass_.end = to;
     pass_.n_means = chunk_.MergedAt(from);
     look_ahead_.Begin();
+    MeasureVariances(0, std::ssize(pass_.All()));
     const int64_t all_joined = chunk_.JoinedAt(to);
     for (int64_t offset = from; offset < to; ++offset) {
       for (int64_t i = chunk_.JoinedAt(offset); i < chunk_.JoinedAt(offset + 1); ++i) {
@@ -97,6 +100,22 @@ class Dictionary {
     }
   }
 
+  // Fills buffers_.variances of the blocks [from, to), if they count: |key|^2 is the distance of
+  // zero.
+  void MeasureVariances(int64_t from, int64_t to) const {
+    float* variances = buffers_.variances;
+    if (variances == nullptr) return;
+    variances += from * kBlockSlots;
+    KeyDistancesCpu({.dtype = at_.blocks.dtype,
+                     .head_dim = at_.d(),
+                     .blocks = pass_.Blocks(from, to),
+                     .keys = {&buffers_.zeros, 1},
+                     .distances = {&variances, 1},
+                     .wide = buffers_.wide});
+    const auto of_slot = [&](float squared_key) { return at_.MergeVariance(squared_key); };
+    std::transform(variances, variances + (to - from) * kBlockSlots, variances, of_slot);
+  }
+
   void Join(int64_t token, int64_t all_joined) {
     const int32_t candidate = pass_.FindCandidate(token);
     if (candidate < 0) return;
@@ -128,9 +147,15 @@ class Dictionary {
                                             .value_scale = at_.ValueScale(),
                                             .value = known.value,
                                             .self = i,
+                                            .variances = buffers_.variances,
+                                            .own_variance = OwnVariance(i),
                                             .gone = {gone.low, gone.high}});
     at_.Bound(i) = nearest.distance;
     at_.Partner(i) = nearest.candidate < 0 ? kStalePartner : nearest.candidate + 1;
+  }
+
+  float OwnVariance(int32_t i) const {
+    return buffers_.variances == nullptr ? 0 : buffers_.variances[i];
   }
 
   // The closest pair; high = -1 if there are fewer than two candidates. NaN distances, which only
@@ -163,6 +188,7 @@ class Dictionary {
     StoreKey(known.key, at_.d(), at_.blocks.dtype, at_.keys(block), slot);
     StoreValue(known.value, at_.dv(), ValueStride(at_.dv()), at_.blocks.dtype, at_.values(block),
                slot);
+    MeasureVariances(block, block + 1);
     at_.StoredCount(mean) = AddCounts(at_.Count(pair.low), at_.Count(pair.high));
     at_.Oldest(mean) = at_.Oldest(pair.low);
     at_.Partner(pair.low) = at_.Partner(pair.high) = 0;

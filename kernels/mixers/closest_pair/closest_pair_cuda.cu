@@ -139,6 +139,18 @@ struct Dictionary {
     return sum;
   }
 
+  // PairBlocks::MergeVariance of the candidate with channels key(c).
+  template <class Key>
+  __device__ float MergeVariance(Key of) const {
+    if (at.chunk.rule.merge_variance == 0) return 0;
+    float squares = 0;
+    for (int c = 0; c < at.d(); ++c) {
+      const float x = of(c);
+      squares = fmaf(x, x, squares);
+    }
+    return at.MergeVariance(squares);
+  }
+
   // Measures V over the sequence's first n tokens. Like UpdateValueSize it is rare; inlined, both
   // would take registers from the distance loop.
   __attribute__((noinline)) __device__ void InitValueSize(int64_t n) const {
@@ -193,7 +205,8 @@ struct Dictionary {
       value[c] = at.ValueSlot(self)[c];
     }
     __syncthreads();
-    const float scale = at.ValueScale();
+    const float scale = at.ValueScale(),
+                own_variance = MergeVariance([&](int c) -> float { return key[c]; });
     Lowest nearest;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
       int32_t& partner = at.Partner(i);
@@ -202,7 +215,8 @@ struct Dictionary {
       if (is_lost) partner = kStalePartner;
       const float of_keys = KeyDistance(i, nearest.key);
       if (!(of_keys <= nearest.key)) continue;
-      const float distance = of_keys + scale * ValueDistance(i);
+      const float variance = MergeVariance([&](int c) { return at.KeySlot(i)[c]; });
+      const float distance = of_keys + scale * ValueDistance(i) + (own_variance + variance);
       if (distance < INFINITY) nearest = PickLower(nearest, {distance, at.Oldest(i), i});
       if (distance == 0 && partner == kStalePartner && (is_lost || at.Bound(i) > 0)) {
         at.Bound(i) = 0;

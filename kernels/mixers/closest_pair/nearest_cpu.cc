@@ -98,14 +98,26 @@ HWY_INLINE V ExactKeyDistances(const NearestSearch& search, size_t first) {
   return sum;
 }
 
+// `distances` of one vector of candidates, with what both candidates' variances add.
+template <bool kVaries>
+HWY_INLINE V AddVariances(const NearestSearch& search, size_t first, V distances) {
+  if constexpr (!kVaries) return distances;
+  const D d;
+  return hn::Add(distances,
+                 hn::Add(hn::Set(d, search.own_variance), hn::LoadU(d, search.variances + first)));
+}
+
 // Full distance of candidate i, given its key distance.
-template <class T>
+template <class T, bool kVaries>
 HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_distance) {
   const SlotRow value =
       ValueRow(static_cast<const T*>(search.blocks[static_cast<size_t>(i) / kBlockSlots].values),
                search.value_stride, i % kBlockSlots);
-  return key_distance + search.value_scale * ValueDistance(search.value, value.data,
-                                                           search.value_stride, value.scale());
+  const float distance =
+      key_distance + search.value_scale * ValueDistance(search.value, value.data,
+                                                        search.value_stride, value.scale());
+  if constexpr (!kVaries) return distance;
+  return distance + (search.own_variance + search.variances[i]);
 }
 
 // Relative errors of distances stay far below this: float32 sums over at most 1,024 / 16 value
@@ -126,6 +138,7 @@ HWY_INLINE V LowerBounds(const NearestSearch& search, size_t first) {
 
 // The candidate with the lowest lower bound; -1 if none is finite. Starting with it rules most
 // others out without reading their values.
+template <bool kVaries>
 int32_t LikelyNearest(const NearestSearch& search) {
   const D d;
   const DI di;
@@ -135,7 +148,8 @@ int32_t LikelyNearest(const NearestSearch& search) {
     for (int s = 0; s < kBlockSlots; s += kLanes) {
       const size_t first = b * kBlockSlots + static_cast<size_t>(s);
       // Beyond the drift lower bounds rise with key_distances, so these are compared instead.
-      const V distance = hn::LoadU(d, search.key_distances + first);
+      const V distance =
+          AddVariances<kVaries>(search, first, hn::LoadU(d, search.key_distances + first));
       const M nearer = hn::And(Candidates(di, hn::LoadU(di, search.blocks[b].partners + s)),
                                hn::Lt(distance, lowest));
       lowest = hn::IfThenElse(nearer, distance, lowest);
@@ -152,17 +166,17 @@ int32_t LikelyNearest(const NearestSearch& search) {
   return candidates[lane];
 }
 
-template <class T>
+template <class T, bool kVaries>
 class Search {
  public:
   explicit Search(const NearestSearch& search) : search_(search) {}
 
   Nearest Find() {
-    const int32_t seed = LikelyNearest(search_);
+    const int32_t seed = LikelyNearest<kVaries>(search_);
     if (seed >= 0) {
       seeds_ = seed / kLanes * kLanes;
       hn::StoreU(ExactKeyDistances<T>(search_, static_cast<size_t>(seeds_)), D(), of_seeds_);
-      Consider(Distance<T>(search_, seed, of_seeds_[seed % kLanes]), seed);
+      Consider(Distance<T, kVaries>(search_, seed, of_seeds_[seed % kLanes]), seed);
     }
     const size_t n = search_.blocks.size();
     for (size_t b = 0; b < n; ++b) {
@@ -192,6 +206,19 @@ class Search {
     limit_ = static_cast<float>(root * root * (1 + 1e-5));
   }
 
+  // Those of one vector of candidates whose lower bounds are near enough.
+  HWY_INLINE M Near(size_t first, hn::Vec<DI> partners) const {
+    const D d;
+    M near;
+    if constexpr (kVaries) {
+      near = hn::Le(AddVariances<kVaries>(search_, first, LowerBounds(search_, first)),
+                    hn::Set(d, nearest_.distance));
+    } else {
+      near = hn::Le(hn::LoadU(d, search_.key_distances + first), hn::Set(d, limit_));
+    }
+    return hn::And(Candidates(DI(), partners), near);
+  }
+
   // Prefetches the values of a block's candidates whose keys may be near enough: with nothing but
   // key distances known these are many, and each lies elsewhere.
   HWY_INLINE void PrefetchValues(size_t b) const {
@@ -200,10 +227,8 @@ class Search {
     const CandidateBlock& block = search_.blocks[b];
     const auto* const values = static_cast<const T*>(block.values);
     for (int s = 0; s < kBlockSlots; s += kLanes) {
-      const V known =
-          hn::LoadU(d, search_.key_distances + b * kBlockSlots + static_cast<size_t>(s));
-      const M near = hn::And(Candidates(di, hn::LoadU(di, block.partners + s)),
-                             hn::Le(known, hn::Set(d, limit_)));
+      const M near =
+          Near(b * kBlockSlots + static_cast<size_t>(s), hn::LoadU(di, block.partners + s));
       if (hn::AllFalse(d, near)) continue;
       uint8_t bits[8] = {};
       hn::StoreMaskBits(d, near, bits);
@@ -227,16 +252,15 @@ class Search {
     const M candidates = Candidates(di, partners),
             is_lost = hn::And(candidates, hn::RebindMask(d, lost));
     const auto at = static_cast<size_t>(first);
-    const V known = hn::LoadU(d, search_.key_distances + at);
-    const bool none_is_near =
-        hn::AllFalse(d, hn::And(candidates, hn::Le(known, hn::Set(d, limit_))));
+    const bool none_is_near = hn::AllFalse(d, Near(at, partners));
     if (none_is_near && hn::AllFalse(d, is_lost)) return;
     float keys[kLanes], lower_bound[kLanes];
     const V of_keys = none_is_near      ? hn::Set(d, kInfinity)
                       : first == seeds_ ? hn::LoadU(d, of_seeds_)
                                         : ExactKeyDistances<T>(search_, at);
     hn::StoreU(of_keys, d, keys);
-    hn::StoreU(none_is_near ? of_keys : hn::Max(LowerBounds(search_, at), of_keys), d, lower_bound);
+    const V lower = none_is_near ? of_keys : hn::Max(LowerBounds(search_, at), of_keys);
+    hn::StoreU(AddVariances<kVaries>(search_, at, lower), d, lower_bound);
     for (int i = 0; i < kLanes; ++i) VisitCandidate(block, first + i, keys[i], lower_bound[i]);
   }
 
@@ -249,7 +273,7 @@ class Search {
     const bool is_lost = partner == search_.gone[0] + 1 || partner == search_.gone[1] + 1;
     if (is_lost) partner = kStalePartner;
     if (!(lower_bound <= nearest_.distance)) return;
-    const float distance = Distance<T>(search_, i, key_distance);
+    const float distance = Distance<T, kVaries>(search_, i, key_distance);
     Consider(distance, i);
     if (distance == 0 && partner == kStalePartner && (is_lost || bound > 0)) {
       bound = 0;
@@ -265,7 +289,10 @@ class Search {
 };
 
 Nearest FindNearest(const NearestSearch& search) {
-  return VisitSlots(search.dtype, [&]<class T>(Slots<T>) { return Search<T>(search).Find(); });
+  return VisitSlots(search.dtype, [&]<class T>(Slots<T>) {
+    return search.variances == nullptr ? Search<T, false>(search).Find()
+                                       : Search<T, true>(search).Find();
+  });
 }
 
 int NearestOnes(std::span<const CandidateBlock> blocks, const float* distances,

@@ -70,6 +70,8 @@ struct PairBuffers {
   void* rounded;       // [max(head_dim, value_head_dim)] in the state's dtype
   float* exact;        // likewise, in float
   float* wide;         // [head_dim][64]
+  const float* zeros;  // [head_dim]
+  float* variances;    // [blocks][64] NearestSearch::variances
   uint32_t* packed;    // PackedCandidates::pairs
   float* squares;      // PackedCandidates::squares
   uint32_t* queries;   // scratch of DistanceLowerBoundsCpu
@@ -100,6 +102,8 @@ inline PairBuffers MakePairBuffers(ScratchScope& scope, const ClosestPairArgs& a
                          .rounded = scope.Allocate<float>(std::max(d, dv)),
                          .exact = scope.Allocate<float>(std::max(d, dv)),
                          .wide = scope.Allocate<float>(d * kBlockSlots),
+                         .zeros = nullptr,
+                         .variances = nullptr,
                          .packed = scope.Allocate<uint32_t>(n_slots * n_pairs),
                          .squares = scope.Allocate<float>(n_slots * uses_lower_bounds),
                          .queries = scope.Allocate<uint32_t>(kMaxLowerBoundQueries * n_pairs),
@@ -111,6 +115,12 @@ inline PairBuffers MakePairBuffers(ScratchScope& scope, const ClosestPairArgs& a
   for (RunningMean& running : buffers.running) {
     running = {-1, scope.Allocate<double>(uses_lower_bounds * (d + dv)),
                scope.Allocate<float>(uses_lower_bounds * n_slots)};
+  }
+  if (args.rule.merge_variance > 0) {
+    float* const zeros = scope.Allocate<float>(d);
+    std::fill_n(zeros, d, 0.0f);
+    buffers.zeros = zeros;
+    buffers.variances = scope.Allocate<float>(n_slots);
   }
   return buffers;
 }

@@ -14,7 +14,8 @@ namespace ovq::kernels {
 inline constexpr int64_t kMergesPerToken = 2;
 
 struct PairRule {
-  float value_weight = 0.5f;  // w
+  float value_weight = 0.5f;    // w
+  float merge_variance = 0.0f;  // lambda: weight of both candidates' variances in a distance
   // K: |key|^2 after the norm, without its weights. 0: keys have no norm and K is measured.
   float key_size = 1;
   // The first tokens never merge, and KeyDiff never evicts them; the newest ones not yet.

@@ -9,6 +9,8 @@
 namespace ovq::kernels {
 namespace {
 
+constexpr char kNoUnitKeys[] = "where keys have no unit norm (qk_norm unit or l2)";
+
 bool HasUnitKeys(const DictionaryConfig& config) {
   const HeadNorm norm = config.input.norm;
   return norm == HeadNorm::kUnit || norm == HeadNorm::kL2;
@@ -16,9 +18,14 @@ bool HasUnitKeys(const DictionaryConfig& config) {
 
 // Fails on a variance where a slot's mean key does not tell it, or where scores have no bias.
 void CheckVariance(const FieldReaders& from, const DictionaryConfig& config) {
-  if (config.variance == 0 || !from.ok()) return;
+  if (!from.ok()) return;
+  if (config.rule.merge_variance != 0 && !HasUnitKeys(config)) {
+    from.section.Fail("merge_variance", absl::StrCat("expected 0 ", kNoUnitKeys, ", got ",
+                                                     config.rule.merge_variance));
+  }
+  if (config.variance == 0) return;
   for (const auto& [is_wrong, why] :
-       {std::pair(!HasUnitKeys(config), "where keys have no unit norm (qk_norm unit or l2)"),
+       {std::pair(!HasUnitKeys(config), kNoUnitKeys),
         {config.normalize_centroids,
          "with normalize_centroids, which hides how far keys are apart"},
         {config.counts_for_rates_only, "with counts_for_rates_only, as it is added to ln count"}}) {
@@ -29,6 +36,8 @@ void CheckVariance(const FieldReaders& from, const DictionaryConfig& config) {
 
 }  // namespace
 
+bool MayHaveMergeVariance(const DictionaryConfig& config) { return HasUnitKeys(config); }
+
 bool MayHaveVariance(const DictionaryConfig& config) {
   return HasUnitKeys(config) && !config.normalize_centroids && !config.counts_for_rates_only;
 }
@@ -36,6 +45,7 @@ bool MayHaveVariance(const DictionaryConfig& config) {
 void ReadRuleFields(AttrReader& section, DictionaryConfig& config) {
   constexpr double kMaxValueWeight = 1e6, kMaxVariance = 1e3;
   section.Float("value_weight", config.rule.value_weight, 0, kMaxValueWeight);
+  section.Float("merge_variance", config.rule.merge_variance, 0, kMaxVariance);
   section.Int("pinned_tokens", config.rule.pinned_tokens, 0, kMaxSlotCap);
   section.Int("recent_tokens", config.rule.recent_tokens, 0, kMaxSlotCap);
   section.Float("variance", config.variance, 0, kMaxVariance);

@@ -35,8 +35,10 @@ void ReadDictionary(const FieldReaders& from, int longest_on_cuda, DictionaryCon
 void RefuseVariants(AttrReader& section, const DictionaryConfig& config, const char* rule);
 // Whether a slot's mean key tells the variance of its keys, and scores have a bias to add it to.
 bool MayHaveVariance(const DictionaryConfig& config);
-// Reads the fields that are checked under every rule: value_weight, pinned_tokens, recent_tokens
-// and variance.
+// Whether a slot's mean key tells the variance of its keys.
+bool MayHaveMergeVariance(const DictionaryConfig& config);
+// Reads the fields that are checked under every rule: value_weight, merge_variance, pinned_tokens,
+// recent_tokens and variance.
 void ReadRuleFields(AttrReader& section, DictionaryConfig& config);
 
 // fixed: keys and values of the chunk's tokens in blocks come first

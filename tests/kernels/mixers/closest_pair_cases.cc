@@ -26,16 +26,18 @@ const MixerCases kClosestPair(AlsoInInt8(
       c.model["score_scale"] = 0.1;
     })));
 
-// Slots whose query heads have betas of their own, and the variance of keys in their scores.
-MixerCase WithVariance(int64_t chunk_len, int64_t slots, const std::string& qk_norm, DType dtype) {
+// Slots whose query heads have betas of their own, and the variance of keys in `field`: in their
+// scores or in the distances of pairs.
+MixerCase WithVariance(const std::string& field, int64_t chunk_len, int64_t slots,
+                       const std::string& qk_norm, DType dtype) {
   MixerCase c = {.type = "closest_pair_attention",
-                 .name = absl::StrCat("variance_", qk_norm, "L", chunk_len, "N", slots),
+                 .name = absl::StrCat(field, "_", qk_norm, "L", chunk_len, "N", slots),
                  .model = {{"num_attention_heads", 4},
                            {"num_key_value_heads", 2},
                            {"head_dim", dtype == DType::kBF16 ? 32 : 20},
                            {"value_head_dim", 24},
                            {"qk_norm", qk_norm}},
-                 .section = {{"chunk_size", chunk_len}, {"variance", 0.75}},
+                 .section = {{"chunk_size", chunk_len}, {field, 0.75}},
                  .weights = {{"self_attn.beta", {qk_norm == "l2" ? 1.5f : 6.0f, 0.3f}}},
                  .slot_cap = slots,
                  .slot_shares = {1.625, 0.375},
@@ -45,9 +47,12 @@ MixerCase WithVariance(int64_t chunk_len, int64_t slots, const std::string& qk_n
   return c;
 }
 const MixerCases kClosestPairVariance(AlsoInInt8({
-    WithVariance(16, 48, "unit", DType::kF32),
-    WithVariance(40, 90, "l2", DType::kF32),
-    WithVariance(64, 130, "unit", DType::kBF16),
+    WithVariance("variance", 16, 48, "unit", DType::kF32),
+    WithVariance("variance", 40, 90, "l2", DType::kF32),
+    WithVariance("variance", 64, 130, "unit", DType::kBF16),
+    WithVariance("merge_variance", 16, 48, "unit", DType::kF32),
+    WithVariance("merge_variance", 40, 90, "l2", DType::kF32),
+    WithVariance("merge_variance", 64, 130, "unit", DType::kBF16),
 }));
 
 }  // namespace

@@ -3,7 +3,8 @@
 // devices, but no code that decides or computes. It keeps of bounds and partners only whether a
 // candidate is there.
 //   o = softmax([beta q Dk^T + ln c, beta q K^T]) [Dv; V]
-//   (i, j) = argmin |k_i - k_j|^2 + w K / V |v_i - v_j|^2
+//   (i, j) = argmin |k_i - k_j|^2 + w K / V |v_i - v_j|^2 + lambda (s_i + s_j)
+//   s = 1 - |k|^2, 0 if that is at most 1 / 16
 //   slot = (c_i slot_i + c_j slot_j) / (c_i + c_j)
 #include <algorithm>
 #include <bit>
@@ -42,6 +43,12 @@ double SquaredDistance(const std::vector<float>& a, const std::vector<float>& b)
 }
 double SquaredNorm(const std::vector<float>& row) {
   return SquaredDistance(row, std::vector<float>(row.size()));
+}
+
+// Variance of the keys of unit norm whose mean is `key`.
+double Variance(const std::vector<float>& key) {
+  const double variance = 1 - SquaredNorm(key);
+  return variance > 0.0625 ? variance : 0;
 }
 
 class DictionaryRef {
@@ -204,8 +211,9 @@ class DictionaryRef {
     size_t low = 0, high = 1;
     for (size_t i = 0; i < places.size(); ++i) {
       for (size_t j = i + 1; j < places.size(); ++j) {
-        const double distance =
-            SquaredDistance(keys[i], keys[j]) + weight * SquaredDistance(values[i], values[j]);
+        const double distance = SquaredDistance(keys[i], keys[j]) +
+                                weight * SquaredDistance(values[i], values[j]) +
+                                args_.rule.merge_variance * (Variance(keys[i]) + Variance(keys[j]));
         if (distance < closest) {
           closest = distance;
           low = i;
