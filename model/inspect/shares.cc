@@ -1,6 +1,7 @@
 #include "model/inspect/shares.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <memory>
@@ -214,57 +215,95 @@ ModelConfig WithShares(ModelConfig config, std::span<const Unit> units,
   return config;
 }
 
-// Sets a layer's recent_tokens to half of its slots; false if it has them already or another
-// config.
-template <class Config>
-bool LeaveRecentHalf(LayerSpec& layer) {
-  using Fields = kernels::LayerConfig<Config>;
-  const auto* const slots = dynamic_cast<const Fields*>(layer.mixer.get());
-  if (slots == nullptr || slots->fields.rule.recent_tokens == kernels::kMaxSlotCap) return false;
-  auto changed = std::make_shared<Fields>(*slots);
-  changed->fields.rule.recent_tokens = kernels::kMaxSlotCap;
-  layer.mixer = std::move(changed);
-  return true;
+// Gives a field a value; false if it has that.
+template <class T>
+bool Change(T& field, double value) {
+  const T to = static_cast<T>(value);
+  return std::exchange(field, to) != to;
 }
 
-// Sets a layer's variance to 1; false if it has one, may have none, or has another config.
-template <class Config>
-bool CountVariance(LayerSpec& layer) {
-  using Fields = kernels::LayerConfig<Config>;
-  const auto* const slots = dynamic_cast<const Fields*>(layer.mixer.get());
-  if (slots == nullptr || slots->fields.variance != 0) return false;
-  auto changed = std::make_shared<Fields>(*slots);
-  changed->fields.variance = 1;
-  if (!kernels::MayHaveVariance(changed->fields)) return false;
-  layer.mixer = std::move(changed);
-  return true;
-}
+using kernels::DictionaryConfig;
 
 // A setting of a rule that is tried, and kept where it loses less.
 struct Setting {
   const char* name;   // in the report
   const char* field;  // of the section ovq
-  int64_t value;      // that is written there
+  double value;       // that is written there
   const char* said;
-  bool (*set)(LayerSpec&);  // false: it has it, or can't
+  std::array<std::string_view, 2> layer_types;   // that read the field
+  bool (*set)(DictionaryConfig&, double value);  // false: it has it, or can't
 };
+constexpr std::string_view kPairs = "closest_pair_attention";
+
+bool SetMergeVariance(DictionaryConfig& config, double value) {
+  return kernels::MayHaveMergeVariance(config) && Change(config.rule.merge_variance, value);
+}
+bool SetValueWeight(DictionaryConfig& config, double value) {
+  return Change(config.rule.value_weight, value);
+}
 constexpr Setting kSettings[] = {
-    {"recent_half", "recent_tokens", kernels::kMaxSlotCap, "the newest half untouched",
-     [](LayerSpec& layer) {
-       return LeaveRecentHalf<kernels::ClosestPairConfig>(layer) ||
-              LeaveRecentHalf<kernels::KeyDiffConfig>(layer);
+    {"recent_half",
+     "recent_tokens",
+     kernels::kMaxSlotCap,
+     "the newest half untouched",
+     {kPairs, "key_diff_attention"},
+     [](DictionaryConfig& config, double value) {
+       return Change(config.rule.recent_tokens, value);
      }},
-    {"variance", "variance", 1, "the variance of slots' keys in their scores",
-     [](LayerSpec& layer) {
-       return CountVariance<kernels::ClosestPairConfig>(layer) ||
-              CountVariance<kernels::OvqConfig>(layer);
+    {"variance",
+     "variance",
+     1,
+     "the variance of slots' keys in their scores",
+     {kPairs, "ovq_attention"},
+     [](DictionaryConfig& config, double value) {
+       return kernels::MayHaveVariance(config) && Change(config.variance, value);
      }},
+    {"merge_variance",
+     "merge_variance",
+     1,
+     "that variance in distances",
+     {kPairs, kPairs},
+     SetMergeVariance},
+    {"merge_variance_twice",
+     "merge_variance",
+     2,
+     "twice that variance in distances",
+     {kPairs, kPairs},
+     SetMergeVariance},
+    {"light_values",
+     "value_weight",
+     0.1,
+     "values of weight 0.1 in distances",
+     {kPairs, kPairs},
+     SetValueWeight},
+    {"heavy_values",
+     "value_weight",
+     2,
+     "values of weight 2 in distances",
+     {kPairs, kPairs},
+     SetValueWeight},
 };
+
+// Makes a setting in a layer with this config; false if it doesn't take it or has another config.
+template <class Config>
+bool Set(const Setting& setting, LayerSpec& layer) {
+  using Fields = kernels::LayerConfig<Config>;
+  const auto* const slots = dynamic_cast<const Fields*>(layer.mixer.get());
+  if (slots == nullptr) return false;
+  auto changed = std::make_shared<Fields>(*slots);
+  if (!setting.set(changed->fields, setting.value)) return false;
+  layer.mixer = std::move(changed);
+  return true;
+}
 
 // The config with the setting; unset if no layer takes it.
 std::optional<ModelConfig> With(const Setting& setting, ModelConfig config) {
   bool found = false;
-  for (LayerSpec& layer : config.layers) found |= setting.set(layer);
+  for (LayerSpec& layer : config.layers) {
+    if (std::ranges::find(setting.layer_types, layer.type) == setting.layer_types.end()) continue;
+    found |= Set<kernels::ClosestPairConfig>(setting, layer) ||
+             Set<kernels::OvqConfig>(setting, layer) || Set<kernels::KeyDiffConfig>(setting, layer);
+  }
   if (!found) return std::nullopt;
   return config;
 }
@@ -307,7 +346,9 @@ absl::Status WriteShares(const std::string& folder, const ShareOptions& options,
   if (section.is_null()) section = Json::object();
   SetForRule(section, "shares", options.memory, entries);
   for (const Setting* setting : settings) {
-    SetForRule(section, setting->field, options.memory, setting->value);
+    Json value = setting->value;
+    if (std::trunc(setting->value) == setting->value) value = std::llround(setting->value);
+    SetForRule(section, setting->field, options.memory, std::move(value));
   }
   const int indent = text.starts_with("{\n  ") ? 2 : 1;
   return WriteFile(path, json.dump(indent) + "\n");

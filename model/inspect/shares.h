@@ -39,7 +39,9 @@ std::vector<double> BestShares(std::span<const ShareCurve> curves);
 // Bounds one layer or head after another to a ladder of shares, with all others as good as exact,
 // chooses the shares, and tries them on other sequences. Closest pairs and KeyDiff are also tried
 // with the newest half of the slots untouched (ovq.recent_tokens), then closest pairs and the
-// paper's rule with ovq.variance, each kept where it loses less. Calls `say` with lines of the
+// paper's rule with ovq.variance, then closest pairs with that variance in distances
+// (ovq.merge_variance) and with lighter and heavier values (ovq.value_weight), each kept where it
+// loses less. Calls `say` with lines of the
 // report as they are known; returns the report as an object. With ShareOptions::write, config.json
 // is replaced if the shares lose less than what it says.
 //

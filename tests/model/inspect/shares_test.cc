@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <map>
 
 #include "absl/strings/str_cat.h"
 #include "base/files.h"
@@ -159,14 +160,28 @@ TEST_F(MeasureSharesTest, WhatElseLosesLessIsKeptAndWrittenForTheRule) {
     EXPECT_EQ(measured.contains("equal_recent_half"), memory != std::string("paper"));
     EXPECT_EQ(measured.contains("equal_variance"), memory != std::string("keydiff"));
     double least = measured["equal"];
+    std::map<std::string, OrderedJson> kept;
     for (const auto& [name, field, value] :
-         {std::tuple("recent_half", "recent_tokens", 1 << 24), {"variance", "variance", 1}}) {
+         {std::tuple("recent_half", "recent_tokens", OrderedJson(1 << 24)),
+          {"variance", "variance", 1},
+          {"merge_variance", "merge_variance", 1},
+          {"merge_variance_twice", "merge_variance", 2},
+          {"light_values", "value_weight", 0.1},
+          {"heavy_values", "value_weight", 2}}) {
+      if (field == std::string("merge_variance") || field == std::string("value_weight")) {
+        EXPECT_EQ(measured.contains(absl::StrCat("equal_", name)),
+                  memory == std::string("closest-pair"));
+      }
       const double bits = measured.value(absl::StrCat("equal_", name), least);
       EXPECT_EQ((*report)[name], bits < least) << memory << name;
       least = std::min(least, bits);
+      if ((*report)["written"] && (*report)[name]) kept[field] = value;
+    }
+    for (const char* const field :
+         {"recent_tokens", "variance", "merge_variance", "value_weight"}) {
       const OrderedJson written = Config()["ovq"].value(field, OrderedJson());
-      if ((*report)["written"] && (*report)[name]) {
-        EXPECT_EQ(written[memory], value) << memory << name;
+      if (kept.contains(field)) {
+        EXPECT_EQ(written[memory], kept[field]) << memory << field;
         // The value that every rule had stays that of the others.
         for (const char* const other : {"closest-pair-all", "keydiff-all"}) {
           EXPECT_EQ(written.value(other, 0), before["ovq"].value(field, 0));
