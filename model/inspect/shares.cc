@@ -226,9 +226,9 @@ using kernels::DictionaryConfig;
 
 // A setting of a rule that is tried, and kept where it loses less.
 struct Setting {
-  const char* name;   // in the report
-  const char* field;  // of the section ovq
-  double value;       // that is written there
+  const char* name;        // in the report
+  std::string_view field;  // of the section ovq
+  double value;            // that is written there
   const char* said;
   std::array<std::string_view, 2> layer_types;   // that read the field
   bool (*set)(DictionaryConfig&, double value);  // false: it has it, or can't
@@ -348,7 +348,7 @@ absl::Status WriteShares(const std::string& folder, const ShareOptions& options,
   for (const Setting* setting : settings) {
     Json value = setting->value;
     if (std::trunc(setting->value) == setting->value) value = std::llround(setting->value);
-    SetForRule(section, setting->field, options.memory, std::move(value));
+    SetForRule(section, std::string(setting->field), options.memory, std::move(value));
   }
   const int indent = text.starts_with("{\n  ") ? 2 : 1;
   return WriteFile(path, json.dump(indent) + "\n");
@@ -452,7 +452,7 @@ class ShareMeasurement {
   }
 
   // Tries one setting behind another, with equal shares, and leaves those in config_ that lose
-  // less.
+  // less, of one field the last.
   absl::StatusOr<std::vector<const Setting*>> TrySettings() {
     ASSIGN_OR_RETURN(const double exact, Exact(measured_));
     ASSIGN_OR_RETURN(double least, Bits(config_, measured_));
@@ -471,6 +471,7 @@ class ShareMeasurement {
       if (bits >= least) continue;
       least = bits;
       config_ = *std::move(changed);
+      std::erase_if(kept, [&](const Setting* other) { return other->field == setting.field; });
       kept.push_back(&setting);
     }
     return kept;

@@ -156,6 +156,27 @@ TEST(ApplyCachePolicy, AVarianceNeedsMeansOfUnitKeysWhoseCountsAreRead) {
   EXPECT_EQ(error(ovq, Json::object(), "model", {{"qk_norm", "l2"}}), "");
 }
 
+TEST(ApplyCachePolicy, AVarianceInDistancesNeedsUnitKeys) {
+  const auto error = [](const Json& weight, const char* policy, const char* norm) {
+    Json json = Base({"ovq_attention"}, {{"merge_variance", weight}});
+    json["qk_norm"] = norm;
+    return Message(Load(json, Policy(policy)).status());
+  };
+  for (const char* policy : {"model", "paper", "closest-pair", "keydiff"}) {
+    for (const char* norm : {"unit", "l2"}) EXPECT_EQ(error(1.5, policy, norm), "") << policy;
+    for (const char* norm : {"layer", "rms", "rms_all_heads", "none"}) {
+      EXPECT_THAT(error(0.5, policy, norm),
+                  HasSubstr("config.json: ovq.merge_variance: expected 0 where keys have no unit "
+                            "norm (qk_norm unit or l2), got 0.5"));
+      EXPECT_EQ(error(0, policy, norm), "") << policy;
+    }
+  }
+  for (const Json& wrong : {Json(-0.5), Json(1001), Json("1"), Json(true)}) {
+    EXPECT_THAT(error(wrong, "model", "unit"),
+                HasSubstr("config.json: ovq.merge_variance: expected a number in [0, 1000], got "));
+  }
+}
+
 TEST(ApplyCachePolicy, LayersHaveTheirShareOfTheSlots) {
   const Json types = {"ovq_attention", "sliding_attention", "full_attention"};
   EXPECT_THAT(Shares(Base(types, {{"shares", {1.75, 0.25}}}), Policy("model")),
@@ -206,6 +227,7 @@ TEST(ApplyCachePolicy, RulesHaveValuesOfTheirOwn) {
   const Json ovq = {{"recent_tokens", {{"closest-pair", 9}, {"keydiff", 5}}},
                     {"variance", {{"closest-pair", 1}}},
                     {"value_weight", {{"paper", 0}, {"closest-pair", 2}}},
+                    {"merge_variance", {{"closest-pair", 1.5}}},
                     {"pinned_tokens", 3}};
   for (const char* const type : {"ovq_attention", "full_attention"}) {
     const auto loaded = [&](const char* policy) {
@@ -221,6 +243,7 @@ TEST(ApplyCachePolicy, RulesHaveValuesOfTheirOwn) {
       EXPECT_EQ(Slots(config).rule.recent_tokens, recent) << type << policy;
       EXPECT_EQ(Slots(config).rule.value_weight, weight) << type << policy;
       EXPECT_EQ(Slots(config).rule.pinned_tokens, 3) << type << policy;
+      EXPECT_EQ(Slots(config).rule.merge_variance, variance * 1.5F) << type << policy;
       EXPECT_EQ(KeyVariance(config), variance) << type << policy;
     }
   }
