@@ -364,17 +364,25 @@ class ShareMeasurement {
 
   absl::StatusOr<Json> Run() {
     RETURN_IF_ERROR(Prepare());
-    ASSIGN_OR_RETURN(const std::vector<const Setting*> settings, TrySettings());
+    ASSIGN_OR_RETURN(const double exact_as_measured, Exact(measured_));
+    report_["measured"]["exact"] = exact_as_measured;
+    Say(absl::StrFormat(
+        "%s, %d sequences of up to %d tokens, %d slots of each layer: exact %.4f "
+        "bits per scored token",
+        options_.file, options_.sequences, longest_, options_.slots, exact_as_measured));
+    RETURN_IF_ERROR(TrySettings("equal"));
     ASSIGN_OR_RETURN(const std::vector<ShareCurve> curves, MeasureCurves());
     const std::vector<double> shares = BestShares(curves);
     const Json entries = AsEntries(units_, shares);
+    config_ = WithShares(config_, units_, shares);
+    RETURN_IF_ERROR(TrySettings("these"));
     ASSIGN_OR_RETURN(const double before, Bits(as_it_was_, others_));
-    ASSIGN_OR_RETURN(const double after, Bits(WithShares(config_, units_, shares), others_));
+    ASSIGN_OR_RETURN(const double after, Bits(config_, others_));
     ASSIGN_OR_RETURN(const double exact, Exact(others_));
     report_["shares"] = entries;
     std::string kept;
     for (const Setting& setting : kSettings) {
-      const bool is_kept = std::ranges::find(settings, &setting) != settings.end();
+      const bool is_kept = std::ranges::find(kept_, &setting) != kept_.end();
       report_[setting.name] = is_kept;
       if (is_kept) absl::StrAppend(&kept, ", ", setting.said);
     }
@@ -387,7 +395,7 @@ class ShareMeasurement {
     report_["written"] = options_.write && better;
     if (options_.write && !better) Say("config.json stays: they lose no less than it does");
     if (options_.write && better) {
-      RETURN_IF_ERROR(WriteShares(folder_, options_, entries, settings));
+      RETURN_IF_ERROR(WriteShares(folder_, options_, entries, kept_));
     }
     return report_;
   }
@@ -451,30 +459,25 @@ class ShareMeasurement {
     return Bits(WithShares(config_, units_, wide / static_cast<double>(options_.slots)), exams);
   }
 
-  // Tries one setting behind another, with equal shares, and leaves those in config_ that lose
-  // less, of one field the last.
-  absl::StatusOr<std::vector<const Setting*>> TrySettings() {
-    ASSIGN_OR_RETURN(const double exact, Exact(measured_));
+  // Tries one setting behind another and leaves those in config_ that lose less, of one field the
+  // last. shares: which ones config_ has.
+  absl::Status TrySettings(const std::string& shares) {
     ASSIGN_OR_RETURN(double least, Bits(config_, measured_));
-    report_["measured"] = {{"exact", exact}, {"equal", least}};
-    Say(
-        absl::StrFormat("%s, %d sequences of up to %d tokens: exact %.4f bits per scored token, %d "
-                        "slots of each layer %.4f",
-                        options_.file, options_.sequences, longest_, exact, options_.slots, least));
-    std::vector<const Setting*> kept;
+    report_["measured"][shares] = least;
+    Say(absl::StrFormat("with %s shares %.4f", shares, least));
     for (const Setting& setting : kSettings) {
       std::optional<ModelConfig> changed = With(setting, config_);
       if (!changed) continue;
       ASSIGN_OR_RETURN(const double bits, Bits(*changed, measured_));
-      report_["measured"][absl::StrCat("equal_", setting.name)] = bits;
-      Say(absl::StrFormat("with %s %.4f", setting.said, bits));
+      report_["measured"][absl::StrCat(shares, "_", setting.name)] = bits;
+      Say(absl::StrFormat("and %s %.4f", setting.said, bits));
       if (bits >= least) continue;
       least = bits;
       config_ = *std::move(changed);
-      std::erase_if(kept, [&](const Setting* other) { return other->field == setting.field; });
-      kept.push_back(&setting);
+      std::erase_if(kept_, [&](const Setting* other) { return other->field == setting.field; });
+      kept_.push_back(&setting);
     }
-    return kept;
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<ShareCurve>> MeasureCurves() {
@@ -513,7 +516,8 @@ class ShareMeasurement {
   const std::function<void(const std::string&)>& say_;
   kernels::DeviceContext& context_;
   Meter meter_;
-  ModelConfig as_it_was_, config_;  // config_ has equal shares
+  ModelConfig as_it_was_, config_;  // config_ has equal shares until others are chosen
+  std::vector<const Setting*> kept_;
   std::vector<Unit> units_;
   std::vector<Exam> exams_;
   Exams measured_, others_;

@@ -40,8 +40,8 @@ std::vector<double> BestShares(std::span<const ShareCurve> curves);
 // chooses the shares, and tries them on other sequences. Closest pairs and KeyDiff are also tried
 // with the newest half of the slots untouched (ovq.recent_tokens), then closest pairs and the
 // paper's rule with ovq.variance, then closest pairs with that variance in distances
-// (ovq.merge_variance) and with lighter and heavier values (ovq.value_weight), each kept where it
-// loses less. Calls `say` with lines of the
+// (ovq.merge_variance) and with lighter and heavier values (ovq.value_weight): with equal shares
+// and again with the chosen ones, each kept where it loses less. Calls `say` with lines of the
 // report as they are known; returns the report as an object. With ShareOptions::write, config.json
 // is replaced if the shares lose less than what it says.
 //

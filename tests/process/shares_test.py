@@ -30,7 +30,7 @@ def run(*command):
                            for slots, bits in re.findall(r"(\d+) slots: (-?[\d.]+)", curve)}
               for layer, curve in re.findall(r"^layer (\d+): (.*)$", text, re.MULTILINE)}
     found = re.search(r"^shares (\[.*\])(, the newest half untouched)?(, (?:the|that|twice|values) .*)?$", text, re.MULTILINE)
-    untouched = bool(found[2]) if "with the newest half untouched" in text else None
+    untouched = bool(found[2]) if "and the newest half untouched" in text else None
     last = re.search(r"^\d+ other sequences: (.*)$", text, re.MULTILINE)[1]
     return curves, json.loads(found[1]), untouched, tuple(map(float, re.findall(r"\d+\.\d+", last)))
 
