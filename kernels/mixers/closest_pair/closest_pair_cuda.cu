@@ -139,13 +139,13 @@ struct Dictionary {
     return sum;
   }
 
-  // PairBlocks::MergeVariance of the candidate with channels key(c).
+  // PairBlocks::MergeVariance of a candidate, given its key's channels.
   template <class Key>
-  __device__ float MergeVariance(Key of) const {
+  __device__ float MergeVariance(const Key& channels) const {
     if (at.chunk.rule.merge_variance == 0) return 0;
     float squares = 0;
     for (int c = 0; c < at.d(); ++c) {
-      const float x = of(c);
+      const float x = channels[c];
       squares = fmaf(x, x, squares);
     }
     return at.MergeVariance(squares);
@@ -205,8 +205,7 @@ struct Dictionary {
       value[c] = at.ValueSlot(self)[c];
     }
     __syncthreads();
-    const float scale = at.ValueScale(),
-                own_variance = MergeVariance([&](int c) -> float { return key[c]; });
+    const float scale = at.ValueScale(), own_variance = MergeVariance(key);
     Lowest nearest;
     for (int32_t i = threadIdx.x; i < at.chunk.end(); i += kPairThreads) {
       int32_t& partner = at.Partner(i);
@@ -215,8 +214,8 @@ struct Dictionary {
       if (is_lost) partner = kStalePartner;
       const float of_keys = KeyDistance(i, nearest.key);
       if (!(of_keys <= nearest.key)) continue;
-      const float variance = MergeVariance([&](int c) { return at.KeySlot(i)[c]; });
-      const float distance = of_keys + scale * ValueDistance(i) + (own_variance + variance);
+      const float variances = own_variance + MergeVariance(at.KeySlot(i));
+      const float distance = of_keys + scale * ValueDistance(i) + variances;
       if (distance < INFINITY) nearest = PickLower(nearest, {distance, at.Oldest(i), i});
       if (distance == 0 && partner == kStalePartner && (is_lost || at.Bound(i) > 0)) {
         at.Bound(i) = 0;
