@@ -175,12 +175,11 @@ INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
                                                     "ovq-normalize-delta", "ovq-shares",
                                                     "ovq-head-shares", "ovq-variance"})),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(ClosestPair, Fixtures,
-                         ::testing::ValuesIn(Cases({"sw-closest-pair", "closest-pair-shares",
-                                                    "closest-pair-variance",
-                                                    "closest-pair-merge-variance",
-                                                    "keydiff-shares", "keydiff-spared"})),
-                         CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    ClosestPair, Fixtures,
+    ::testing::ValuesIn(Cases({"sw-closest-pair", "closest-pair-shares", "closest-pair-variance",
+                               "closest-pair-merge-variance", "keydiff-shares", "keydiff-spared"})),
+    CaseName);
 INSTANTIATE_TEST_SUITE_P(
     KvmPaper, Fixtures,
     ::testing::ValuesIn(Cases({"kvm/gptalpha-nope-swa", "kvm/ovq-swa", "kvm/kvm-power-law",

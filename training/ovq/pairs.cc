@@ -147,7 +147,7 @@ class Candidates {
   const int64_t n_, key_dim_, dim_, stride_;
   const double value_scale_, merge_variance_;
   std::vector<double> variances_;  // [stride]
-  std::vector<double> points_;  // [dim][stride], values multiplied by value_scale_
+  std::vector<double> points_;     // [dim][stride], values multiplied by value_scale_
   std::vector<char> alive_;
   std::vector<double> distances_;  // [n][stride], distances of a row to those before it
   std::vector<double> closest_;
@@ -160,8 +160,9 @@ class Candidates {
 // Rows from `first` to ends[o] have joined after token o of the chunk, and due[o] pairs have
 // merged. part_of [n] receives the row that each row has merged into, itself if none.
 extern "C" void merge_pairs_float64(double* rows, int64_t* counts, int64_t n, int64_t key_dim,
-                                    int64_t dim, double weight, double merge_variance, int64_t first,
-                                    const int64_t* ends, const int64_t* due, int64_t n_tokens, int64_t* part_of) {
+                                    int64_t dim, double weight, double merge_variance,
+                                    int64_t first, const int64_t* ends, const int64_t* due,
+                                    int64_t n_tokens, int64_t* part_of) {
   Candidates candidates(rows, counts, n, key_dim, dim, weight, merge_variance, part_of);
   int64_t done = 0, next = first;
   for (int64_t o = 0; o < n_tokens; ++o) {

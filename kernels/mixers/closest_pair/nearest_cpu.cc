@@ -206,7 +206,7 @@ class Search {
     limit_ = static_cast<float>(root * root * (1 + 1e-5));
   }
 
-  // Those of one vector of candidates whose lower bounds are near enough.
+  // Marks the candidates of one vector whose lower bounds are near enough.
   HWY_INLINE M Near(size_t first, hn::Vec<DI> partners) const {
     const D d;
     M near;
