@@ -155,7 +155,8 @@ void UnitHeadsBackward(const Heads& s, const T* grad, const T* x, const A* beta,
   }
 }
 
-// y_t = x_t + mix (x_(t-1) - x_t) for n sequences x [n_tokens, dim]; the first token stays as it is.
+// y_t = x_t + mix (x_(t-1) - x_t) for n sequences x [n_tokens, dim]; the first token stays as it
+// is.
 template <class T, class A>
 void ShiftForward(const T* x, const A* mix, int64_t n, int64_t n_tokens, int64_t dim, T* y) {
   for (int64_t i = 0; i < n * n_tokens; ++i, x += dim, y += dim) {
