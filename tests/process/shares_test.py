@@ -19,9 +19,18 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = None
 
 
+# What the report says of a setting that is kept, and the field of the section `ovq` that has it.
+SETTINGS = {"the newest half untouched": ("recent_tokens", 1 << 24),
+            "the variance of slots' keys in their scores": ("variance", 1),
+            "that variance in distances": ("merge_variance", 1),
+            "twice that variance in distances": ("merge_variance", 2),
+            "values of weight 0.1 in distances": ("value_weight", 0.1),
+            "values of weight 2 in distances": ("value_weight", 2)}
+
+
 def run(*command):
-    """Returns (curves {layer: {slots: bits lost}}, shares, whether the newest half is untouched or None where that was
-    not tried, (exact, before, after) of other sequences)."""
+    """Returns (curves {layer: {slots: bits lost}}, shares, settings that were kept {field: value}, whether the newest half
+    untouched was tried, (exact, before, after) of other sequences)."""
     result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     if result.returncode != 0:
         raise AssertionError(result.stderr)
@@ -29,10 +38,11 @@ def run(*command):
     curves = {int(layer): {int(slots): float(bits)
                            for slots, bits in re.findall(r"(\d+) slots: (-?[\d.]+)", curve)}
               for layer, curve in re.findall(r"^layer (\d+): (.*)$", text, re.MULTILINE)}
-    found = re.search(r"^shares (\[.*\])(, the newest half untouched)?(, (?:the|that|twice|values) .*)?$", text, re.MULTILINE)
-    untouched = bool(found[2]) if "and the newest half untouched" in text else None
+    found = re.search(r"^shares (\[.*\])(, .*)?$", text, re.MULTILINE)
+    kept = dict(SETTINGS[said] for said in (found[2] or "").split(", ")[1:])
+    tried = "and the newest half untouched" in text
     last = re.search(r"^\d+ other sequences: (.*)$", text, re.MULTILINE)[1]
-    return curves, json.loads(found[1]), untouched, tuple(map(float, re.findall(r"\d+\.\d+", last)))
+    return curves, json.loads(found[1]), kept, tried, tuple(map(float, re.findall(r"\d+\.\d+", last)))
 
 
 class Shares(unittest.TestCase):
@@ -43,12 +53,12 @@ class Shares(unittest.TestCase):
             self.skipTest("install python3-numpy")
         folder = os.path.join(ROOT, "models", "basic-icr-small-full")
         for memory in ("paper", "closest-pair", "keydiff"):
-            curves, found, untouched, (_, _, after) = run(
+            curves, found, _, tried, (_, _, after) = run(
                 sys.executable, os.path.join(ROOT, "training", "shares.py"), "--model", folder,
                 "--inspect", os.path.join(BIN, "ovq-inspect"), "--memory", memory, "--length", "1024",
                 "--slots", "64", "--sequences", "4")
             self.assertEqual(found, [1.9375, 0.0625], memory)
-            self.assertEqual(untouched is None, memory == "paper")
+            self.assertEqual(tried, memory != "paper")
             self.assertEqual(list(curves), [1, 3])
             self.assertGreater(curves[1][64], 3)
             self.assertLess(max(curves[3].values()), 0.05)
@@ -70,7 +80,7 @@ class Shares(unittest.TestCase):
                     file.write("".join(random.Random(0).choices(string.ascii_letters, k=500)))
                 with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
                     expected = json.load(file)
-                curves, found, untouched, (_, before, after) = run(
+                curves, found, kept, _, (_, before, after) = run(
                     os.path.join(BIN, "ovq-inspect"), folder, "--shares", text, "--memory", memory,
                     "--tokens", "120", "--slots", "64", "--sequences", "2", "--write")
                 self.assertEqual(list(curves), layers)
@@ -82,8 +92,8 @@ class Shares(unittest.TestCase):
                 self.assertEqual(sum(found), 2)
                 if after < before:
                     expected.setdefault("ovq", {})["shares"] = {memory: found}
-                    if untouched:
-                        expected["ovq"]["recent_tokens"] = {memory: 1 << 24}
+                    for field, value in kept.items():
+                        expected["ovq"][field] = {memory: value}
                 with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
                     read = json.load(file)
                 self.assertEqual(read, expected)
