@@ -19,7 +19,7 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 BIN = None
 
 
-# What the report says of a setting that is kept, and the field of the section `ovq` that has it.
+# The report names a setting that is kept by these words; its field of the section `ovq`, and the value.
 SETTINGS = {"the newest half untouched": ("recent_tokens", 1 << 24),
             "the variance of slots' keys in their scores": ("variance", 1),
             "that variance in distances": ("merge_variance", 1),
