@@ -85,49 +85,38 @@ class ClosestPairTest(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(0)
 
-    def test_all_merges_at_the_end_of_a_chunk_are_the_plain_reference(self):
-        rng = np.random.default_rng(3)
+    def read_as_the_plain_reference(self, seed, unit_keys=False, value_weight=0.5, recent=0, merge_variance=0.0):
+        """Appends 120 tokens to 30 rows of both, with all merges at a chunk's end; returns (plain, ours), which are equal
+        after each chunk."""
+        rng = np.random.default_rng(seed)
         keys, values = rng.standard_normal((120, 12)), rng.standard_normal((120, 5))
-        plain, rows = ClosestPair(30), ClosestPairRows(12, 5, 30)
+        if unit_keys:
+            keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
+        plain = ClosestPair(30, value_weight, recent, merge_variance=merge_variance)
+        ours = ClosestPairRows(12, 5, 30, rule=PairRule(value_weight, recent_tokens=recent, merge_variance=merge_variance))
+        for begin in range(0, 120, 24):
+            chunk = slice(begin, begin + 24)
+            plain.append(keys[chunk], values[chunk])
+            ours.append(keys[chunk], values[chunk], merges_per_token=24)
+            for part in ("keys", "values", "counts"):
+                np.testing.assert_allclose(getattr(ours, part), getattr(plain, part), rtol=1e-12, atol=1e-12)
+        return plain, ours
+
+    def test_all_merges_at_the_end_of_a_chunk_are_the_plain_reference(self):
         with mock.patch.object(closest_pair, "SIZE_CHANGE", 1.0):
-            for begin in range(0, 120, 24):
-                chunk = slice(begin, begin + 24)
-                plain.append(keys[chunk], values[chunk])
-                rows.append(keys[chunk], values[chunk], merges_per_token=24)
-                for part in ("keys", "values", "counts"):
-                    np.testing.assert_allclose(getattr(rows, part), getattr(plain, part),
-                                               rtol=1e-12, atol=1e-12)
+            _, rows = self.read_as_the_plain_reference(3)
         self.assertEqual(rows.counts.sum(), 120)
         self.assertGreater(rows.counts.max(), 2)
 
     def test_the_newest_rows_are_those_of_the_plain_reference(self):
         # without values in the distance: V is computed from all rows, also those that may not merge
-        rng = np.random.default_rng(4)
-        keys, values = rng.standard_normal((120, 12)), rng.standard_normal((120, 5))
-        plain = ClosestPair(30, value_weight=0, recent=8)
-        rows = ClosestPairRows(12, 5, 30, rule=PairRule(value_weight=0, recent_tokens=8))
-        for begin in range(0, 120, 24):
-            chunk = slice(begin, begin + 24)
-            plain.append(keys[chunk], values[chunk])
-            rows.append(keys[chunk], values[chunk], merges_per_token=24)
-            np.testing.assert_allclose(rows.keys, plain.keys, rtol=1e-12, atol=1e-12)
-            np.testing.assert_array_equal(rows.counts, plain.counts)
+        _, rows = self.read_as_the_plain_reference(4, value_weight=0, recent=8)
         self.assertTrue((rows.counts[-8:] == 1).all())
 
     def test_variances_in_distances_are_those_of_the_plain_reference(self):
-        rng = np.random.default_rng(7)
-        keys, values = rng.standard_normal((120, 12)), rng.standard_normal((120, 5))
-        keys /= np.linalg.norm(keys, axis=-1, keepdims=True)
         counts = {}
         for weight in (0, 1.5):
-            plain = ClosestPair(30, value_weight=0, merge_variance=weight)
-            rows = ClosestPairRows(12, 5, 30, rule=PairRule(value_weight=0, merge_variance=weight))
-            for begin in range(0, 120, 24):
-                chunk = slice(begin, begin + 24)
-                plain.append(keys[chunk], values[chunk])
-                rows.append(keys[chunk], values[chunk], merges_per_token=24)
-                np.testing.assert_allclose(rows.keys, plain.keys, rtol=1e-12, atol=1e-12)
-                np.testing.assert_array_equal(rows.counts, plain.counts)
+            plain, rows = self.read_as_the_plain_reference(7, unit_keys=True, value_weight=0, merge_variance=weight)
             self.assertGreater(plain.variances[plain.counts > 1].min(), closest_pair.LEAST_VARIANCE)
             counts[weight] = rows.counts.max()
         # one row takes in less
