@@ -97,8 +97,8 @@ def merge_pairs(keys, values, counts, weight, merge_variance, first, ends, due):
     """Performs a chunk's merges in place; returns for every row the row it has merged into, itself
     if none.
 
-    weight: factor of values in a distance, merge_variance: of the rows' variances. Rows from `first` to ends[o] have joined after token o
-    of the chunk, and due[o] pairs have merged."""
+    weight: factor of values in a distance, merge_variance: of the rows' variances. Rows from `first`
+    to ends[o] have joined after token o of the chunk, and due[o] pairs have merged."""
     candidates, done, joined = Candidates(keys, values, counts, np.sqrt(weight), merge_variance), 0, first
     for end, n_merges in zip(ends, due):
         for row in range(joined, end):

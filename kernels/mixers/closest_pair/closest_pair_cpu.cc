@@ -4,8 +4,8 @@
 // Then, in the same thread, the merges that are due: a candidate joins, and the closest pairs (i,
 // j) become slot = (c_i slot_i + c_j slot_j) / (c_i + c_j), closest by
 //   |k_i - k_j|^2 + (w K / V) |v_i - v_j|^2 + lambda (s_i + s_j),  s = 1 - |k|^2
-// A candidate's distances to all others
-// are computed when it joins, and again when it has the lowest bound but no partner.
+// A candidate's distances to all others are computed when it joins, and again when it has the
+// lowest bound but no partner.
 #include <algorithm>
 #include <cmath>
 #include <span>
@@ -148,14 +148,9 @@ class Dictionary {
                                             .value = known.value,
                                             .self = i,
                                             .variances = buffers_.variances,
-                                            .own_variance = OwnVariance(i),
                                             .gone = {gone.low, gone.high}});
     at_.Bound(i) = nearest.distance;
     at_.Partner(i) = nearest.candidate < 0 ? kStalePartner : nearest.candidate + 1;
-  }
-
-  float OwnVariance(int32_t i) const {
-    return buffers_.variances == nullptr ? 0 : buffers_.variances[i];
   }
 
   // The closest pair; high = -1 if there are fewer than two candidates. NaN distances, which only

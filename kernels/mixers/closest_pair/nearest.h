@@ -43,9 +43,8 @@ struct NearestSearch {
   float value_scale;   // w K / V
   const float* value;  // [value_stride]
   int32_t self;        // may be absent from `blocks`
-  // [blocks][64]: PairBlocks::MergeVariance of every candidate; null: all are 0. Own: of `self`.
+  // PairBlocks::MergeVariance of every candidate by its index, `self` included; null: all are 0.
   const float* variances = nullptr;
-  float own_variance = 0;
   // The two candidates whose mean `self` is; others may still have them as partners. -1: none.
   int32_t gone[2] = {-1, -1};
 };
@@ -54,12 +53,12 @@ struct Nearest {
   int32_t candidate = -1;
 };
 
-// Finds the candidate with the smallest |key - key|^2 + value_scale |value - value|^2 + (own
-// variance + variance) in float32; ties go to the oldest. Values: 16 partial sums, channel c in sum
-// c % 16, folded in halves. Also updates the others: a candidate whose partner is in `gone` becomes
-// stale. A stale candidate equal to `self` gets `self` as its partner if its bound is above 0 or
-// its partner was in `gone` until now (then no older candidate is as near), so that equal tokens
-// need no search each.
+// Finds the candidate with the smallest |key - key|^2 + value_scale |value - value|^2 + (variance
+// of `self` + variance) in float32; ties go to the oldest. Values: 16 partial sums, channel c in
+// sum c % 16, folded in halves. Also updates the others: a candidate whose partner is in `gone`
+// becomes stale. A stale candidate equal to `self` gets `self` as its partner if its bound is above
+// 0 or its partner was in `gone` until now (then no older candidate is as near), so that equal
+// tokens need no search each.
 Nearest FindNearestCpu(const NearestSearch& search);
 
 // The candidate with the lowest bound, with its partner. Stale candidates come first (low = -1,

@@ -103,8 +103,8 @@ template <bool kVaries>
 HWY_INLINE V AddVariances(const NearestSearch& search, size_t first, V distances) {
   if constexpr (!kVaries) return distances;
   const D d;
-  return hn::Add(distances,
-                 hn::Add(hn::Set(d, search.own_variance), hn::LoadU(d, search.variances + first)));
+  return hn::Add(distances, hn::Add(hn::Set(d, search.variances[search.self]),
+                                    hn::LoadU(d, search.variances + first)));
 }
 
 // Full distance of candidate i, given its key distance.
@@ -117,7 +117,7 @@ HWY_INLINE float Distance(const NearestSearch& search, int32_t i, float key_dist
       key_distance + search.value_scale * ValueDistance(search.value, value.data,
                                                         search.value_stride, value.scale());
   if constexpr (!kVaries) return distance;
-  return distance + (search.own_variance + search.variances[i]);
+  return distance + (search.variances[search.self] + search.variances[i]);
 }
 
 // Relative errors of distances stay far below this: float32 sums over at most 1,024 / 16 value
