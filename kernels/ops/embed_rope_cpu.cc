@@ -1,6 +1,7 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
 //   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] c - u[j] s, u[j] c + u[i] s for the pairs (i, j) of
 //   the RopeSpec, c = amplitude cos a, s = amplitude sin a, a = position w
+// GrowQueries: x[row] = (1 + scale ln(1 + floor((position + 1) / floor_tokens))) x[row]
 // AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
@@ -66,6 +67,22 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
       };
       prepare(prep.queries, prep.beta, prep.query_norm);
       prepare(prep.keys, nullptr, prep.key_norm);
+    }
+  });
+}
+
+void GrowQueries(DeviceContext& context, const HeadRows& queries, const QueryGrowth& growth,
+                 std::span<const int64_t> positions, bool round_to_bf16) {
+  const int64_t width = int64_t{queries.n_heads} * queries.head_dim;
+  ParallelRows(context, queries.n_rows, kAngleWork + width, [&](int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; ++row) {
+      const auto n_floors = static_cast<double>(growth.n_floors(positions[row]));
+      const auto factor = static_cast<float>(1 + growth.scale * std::log1p(n_floors));
+      float* x = queries.data + row * queries.row_stride;
+      for (int64_t i = 0; i < width; ++i) {
+        x[i] *= factor;
+        if (round_to_bf16) x[i] = ToFloat(RoundToBF16(x[i]));
+      }
     }
   });
 }

@@ -1,6 +1,7 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d]:
 //   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] c - u[j] s, u[j] c + u[i] s for the pairs (i, j) of
 //   the RopeSpec, c = amplitude cos a, s = amplitude sin a, a = position w
+// GrowQueries: x[row] = (1 + scale ln(1 + floor((position + 1) / floor_tokens))) x[row]
 // AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include "kernels/common/cuda/cuda_device.h"
@@ -53,10 +54,33 @@ __global__ void __launch_bounds__(kEmbedThreads)
   }
 }
 
+constexpr int kGrowThreads = 128;
+// One thread block per row. Positions are read before the kernels before have ended (HeadsKernel).
+__global__ void __launch_bounds__(kGrowThreads)
+    GrowQueriesKernel(HeadRows queries, QueryGrowth growth, const int64_t* positions, bool rounds) {
+  AllowNextKernel();
+  const auto n_floors = static_cast<double>(growth.n_floors(positions[blockIdx.x]));
+  const auto factor = static_cast<float>(1 + growth.scale * log1p(n_floors));
+  WaitForKernelsBefore();
+  float* x = queries.data + int64_t{blockIdx.x} * queries.row_stride;
+  const int width = queries.n_heads * queries.head_dim;
+  for (int i = static_cast<int>(threadIdx.x); i < width; i += kGrowThreads) {
+    const float y = x[i] * factor;
+    x[i] = rounds ? RoundedToBF16(y) : y;
+  }
+}
+
 }  // namespace
 
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   if (prep.queries.n_rows > 0) LaunchHeads(context, prep, StoreNothing());
+}
+
+void GrowQueries(DeviceContext& context, const HeadRows& queries, const QueryGrowth& growth,
+                 std::span<const int64_t> positions, bool round_to_bf16) {
+  if (positions.empty()) return;
+  LaunchEarly(context, GrowQueriesKernel, dim3(static_cast<unsigned>(positions.size())),
+              dim3(kGrowThreads), 0, queries, growth, positions.data(), round_to_bf16);
 }
 
 void AddSinusoids(DeviceContext& context, const RopeTable& table,

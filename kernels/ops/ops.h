@@ -190,6 +190,21 @@ struct HeadPrep {
 };
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 
+// Attention spreads over more keys the longer a text is. Queries that grow with the logarithm of
+// the position keep it as sharp as it was in training (Scalable-Softmax, arXiv 2501.19399, in the
+// form and order of Llama 4):
+//   x = (1 + scale ln(1 + floor((positions[row] + 1) / floor_tokens))) x, for every head of a row
+//   x = the nearest bfloat16 value, kept in float32
+// So those of the first floor_tokens - 1 tokens stay.
+struct QueryGrowth {
+  float scale = 0;  // 0: queries do not grow
+  int64_t floor_tokens = 8192;
+
+  constexpr int64_t n_floors(int64_t position) const { return (position + 1) / floor_tokens; }
+};
+void GrowQueries(DeviceContext& context, const HeadRows& queries, const QueryGrowth& growth,
+                 std::span<const int64_t> positions, bool round_to_bf16);
+
 // y[row] += scale [sin a | cos a], where a_i = positions[row] w_i are the angles of a kHalves
 // table of amplitude 1, reduced as in PrepareHeads. y [n, 2 n_pairs] F32.
 void AddSinusoids(DeviceContext& context, const RopeTable& table,

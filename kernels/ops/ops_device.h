@@ -50,6 +50,7 @@ void MapRows(DeviceContext& context, const RowMap& map);
 OVQ_ON_EVERY_DEVICE(Normalize)
 OVQ_ON_EVERY_DEVICE(MapRows)
 OVQ_ON_EVERY_DEVICE(PrepareHeads)
+OVQ_ON_EVERY_DEVICE(GrowQueries)
 OVQ_ON_EVERY_DEVICE(AddSinusoids)
 OVQ_ON_EVERY_DEVICE(LogSumExp)
 OVQ_ON_EVERY_DEVICE(Embed)

@@ -131,6 +131,15 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
   Dispatch<cpu::PrepareHeads, cuda::PrepareHeads>(context, prep);
 }
 
+void GrowQueries(DeviceContext& context, const HeadRows& queries, const QueryGrowth& growth,
+                 std::span<const int64_t> positions, bool round_to_bf16) {
+  CheckHeadRows(queries);
+  Check(growth.floor_tokens > 0, "GrowQueries: floor_tokens is positive");
+  Check(static_cast<int64_t>(positions.size()) == queries.n_rows,
+        "GrowQueries: one position a row");
+  Dispatch<cpu::GrowQueries, cuda::GrowQueries>(context, queries, growth, positions, round_to_bf16);
+}
+
 void AddSinusoids(DeviceContext& context, const RopeTable& table,
                   std::span<const int64_t> positions, float scale, TensorView y) {
   Check(table.spec().layout == RopeSpec::Layout::kHalves && table.spec().amplitude == 1,

@@ -247,6 +247,8 @@ TEST(LoadConfig, NamesTheFieldThatIsWrong) {
   ExpectError("head_dim", 15, "head_dim: expected an even number for RoPE, got 15");
   ExpectError("sliding_window", 0, "sliding_window: expected");
   ExpectError("rope_theta", 0, "rope_theta: expected");
+  ExpectError("attn_scale", -0.1, "attn_scale: expected a number in [0, 100], got -0.1");
+  ExpectError("floor_scale", 0, "floor_scale: expected an integer in [1, 1099511627776], got 0");
   ExpectError("ovq", {{"chunk_size", 1}}, "ovq.chunk_size: expected an integer in [2, ");
   ExpectError("ovq", {{"max_centroids", 1}}, "ovq.max_centroids: expected an integer in [2, ");
   ExpectError("ovq", {{"max_centroids", {{"a", 1}}}}, "ovq.max_centroids: an object");

@@ -169,12 +169,12 @@ INSTANTIATE_TEST_SUITE_P(Golden, Fixtures,
                                                     "sw-lattice", "lattice-enc-l1", "lattice-sim",
                                                     "transformer-vq"})),
                          CaseName);
-INSTANTIATE_TEST_SUITE_P(OvqRules, Fixtures,
-                         ::testing::ValuesIn(Cases({"ovq-normalize", "ovq-min-state",
-                                                    "ovq-rates-only", "ovq-delta",
-                                                    "ovq-normalize-delta", "ovq-shares",
-                                                    "ovq-head-shares", "ovq-variance"})),
-                         CaseName);
+INSTANTIATE_TEST_SUITE_P(
+    OvqRules, Fixtures,
+    ::testing::ValuesIn(Cases({"ovq-normalize", "ovq-min-state", "ovq-rates-only", "ovq-delta",
+                               "ovq-normalize-delta", "ovq-shares", "ovq-head-shares",
+                               "ovq-variance", "query-growth"})),
+    CaseName);
 INSTANTIATE_TEST_SUITE_P(
     ClosestPair, Fixtures,
     ::testing::ValuesIn(Cases({"sw-closest-pair", "closest-pair-shares", "closest-pair-variance",

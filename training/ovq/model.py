@@ -70,23 +70,30 @@ class Attention(nn.Module):
                 self.front_head_temp = nn.Parameter(torch.ones(n_heads))
                 self.state_head_temp = nn.Parameter(torch.ones(n_heads))
 
-    def _heads(self, x, rope):
-        """Returns q, k and v, each [batch, heads, n_tokens, dim].
+    def _heads(self, x, rope, first=0):
+        """Returns q, k and v, each [batch, heads, n_tokens, dim], of tokens whose first is at position `first`.
 
-        Queries have unit norm times beta, keys unit norm; sliding layers apply RoPE."""
+        Queries have unit norm times beta, keys unit norm; sliding layers apply RoPE, and in the others
+        queries grow with the position."""
         head_dim, n_kv_heads = self.config.head_dim, self.config.num_key_value_heads
         rope = rope if self.layer_type == "sliding_attention" else None
         qkv = joint_product(x, self.q_proj, self.k_proj, self.v_proj)
         if self.config.token_shift:
             qkv = shift_tokens(qkv, torch.cat((self.q_shift, self.k_shift, self.v_shift)))
-        if fused.usable(x, x.dtype, self.beta):
+        grows = self.config.attn_scale and self.layer_type != "sliding_attention"
+        if fused.usable(x, x.dtype, self.beta) and not grows:
             return fused.SplitHeads.apply(qkv, self.beta, rope, n_kv_heads, head_dim)
         v_dim = self.config.value_head_dim
         sizes = (len(self.beta) * head_dim, n_kv_heads * head_dim, n_kv_heads * v_dim)
         q, k, v = (part.unflatten(-1, (-1, dim)) for part, dim in zip(
             qkv.split(sizes, dim=-1), (head_dim, head_dim, v_dim)))
         # heads become the second dimension last: these operations are much slower on strided memory
-        q = mixers.unit_norm(mixers.wide(q), self.beta[:, None])
+        scale = self.beta[:, None]
+        if grows:
+            positions = torch.arange(first, first + x.shape[1], device=x.device)
+            growth = mixers.query_growth(positions, self.config.attn_scale, self.config.floor_scale)
+            scale = scale * growth[:, None, None].to(scale.dtype)
+        q = mixers.unit_norm(mixers.wide(q), scale)
         k = mixers.unit_norm(mixers.wide(k))
         if rope:
             q, k = mixers.rotate_half(q, rope), mixers.rotate_half(k, rope)

@@ -62,7 +62,9 @@ def check_batch(state, x):
 
 
 class SoftmaxMixer(Mixer, Attention):
-    """Base class: projections and state around `attend`, which is the subclass's."""
+    """Base class: projections and state around `attend`, which is the subclass's.
+
+    attn_scale, floor_scale: growth of queries with the position, but in a window (mixers.query_growth)."""
 
     kind = ""  # of layer_types
 
@@ -92,11 +94,10 @@ class SoftmaxMixer(Mixer, Attention):
             raise ValueError("x: no tokens")
         shifted = self.config.token_shift and state is not None
         read = torch.cat((state.last, x), 1) if shifted else x
-        rope = None
+        rope, first = None, n_before - shifted
         if self.layer_type == "sliding_attention":
-            rope = _rope_tables(read.shape[1], self.config.head_dim, self.config.rope_theta, x.device,
-                                n_before - shifted)
-        q, k, v = (part[:, :, -n_new:] for part in self._heads(read, rope))
+            rope = _rope_tables(read.shape[1], self.config.head_dim, self.config.rope_theta, x.device, first)
+        q, k, v = (part[:, :, -n_new:] for part in self._heads(read, rope, first))
         q = q.unflatten(1, (-1, self.config.group_size))  # query head h reads key/value head h // group
         memories = state.memories if state else self.new_memories(k, v, max_centroids)
         parts = [part.chunk(len(memories), 1) for part in (q, k, v)]
@@ -190,9 +191,9 @@ class OVQAttention(SoftmaxMixer):
     update = "paper"
 
     def __init__(self, hidden_size, num_heads, head_dim=None, *, chunk_size=128, max_centroids=2048, num_kv_heads=None,
-                 value_head_dim=None, token_shift=False, **rules):
+                 value_head_dim=None, token_shift=False, attn_scale=0.0, floor_scale=8192, **rules):
         super().__init__(hidden_size, num_heads, head_dim, num_kv_heads=num_kv_heads, value_head_dim=value_head_dim,
-                         token_shift=token_shift, ovq={"chunk_size": chunk_size, "max_centroids": max_centroids,
+                         token_shift=token_shift, attn_scale=attn_scale, floor_scale=floor_scale, ovq={"chunk_size": chunk_size, "max_centroids": max_centroids,
                                                        "update": self.update, **rules})
 
     def _build(self, config, i, recompute_chunks=False):
@@ -290,9 +291,10 @@ class KVMAttention(SoftmaxMixer):
 
     kind = "kvm_attention"
 
-    def __init__(self, hidden_size, num_heads, head_dim=None, *, value_head_dim=None, token_shift=False, **settings):
+    def __init__(self, hidden_size, num_heads, head_dim=None, *, value_head_dim=None, token_shift=False, attn_scale=0.0,
+                 floor_scale=8192, **settings):
         super().__init__(hidden_size, num_heads, head_dim, value_head_dim=value_head_dim, token_shift=token_shift,
-                         kvm=settings)
+                         attn_scale=attn_scale, floor_scale=floor_scale, kvm=settings)
 
     def new_memories(self, k, v, max_centroids):
         settings = self.config.kvm

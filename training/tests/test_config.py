@@ -105,6 +105,20 @@ class ConfigTest(unittest.TestCase):
         self.assertEqual(config_to_dict(config_from_dict(written)), written)
         self.assertEqual(written["intermediate_size"], raw["intermediate_size"])
 
+    def test_growth_of_queries(self):
+        fields = {"attn_scale": 0.25, "floor_scale": 512}
+        config = config_from_dict(tiny_config(**fields))
+        self.assertEqual((config.attn_scale, config.floor_scale), (0.25, 512))
+        written = config_to_dict(config)
+        self.assertEqual({name: written[name] for name in fields}, fields)
+        self.assertEqual(config_from_dict(tiny_config()).attn_scale, 0)
+        for raw, message in ((tiny_config(attn_scale=-1), "^attn_scale: -1"),
+                             (tiny_config(floor_scale=0), "^floor_scale: 0"),
+                             (tiny_config(attn_scale=1, layer_types=["sliding_attention"] * 2),
+                              "^attn_scale: no layer is an attention without position encoding")):
+            with self.subTest(message=message), self.assertRaisesRegex(ConfigError, message):
+                config_from_dict(raw)
+
     def test_heads_are_needed_by_softmax_layers_only(self):
         raw = tiny_config(layer_types=["gated_delta_net"] * 2, gdn=GDN, intermediate_size=0)
         del raw["num_attention_heads"], raw["head_dim"]

@@ -50,7 +50,7 @@ class GoldenTest(unittest.TestCase):
                      "ovq-shares", "ovq-head-shares", "ovq-variance", "closest-pair-variance",
                      "closest-pair-merge-variance",
                      "closest-pair-shares", "keydiff-shares", "keydiff-spared",
-                     "sw-closest-pair"):
+                     "sw-closest-pair", "query-growth"):
             with self.subTest(fixture=name):
                 self.check_fixture(name)
 

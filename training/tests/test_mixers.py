@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import support
-from ovq import dictionary
+from ovq import dictionary, mixers
 from ovq.config import OvqRules, config_from_dict
 from ovq.dictionary import ABLATIONS, assign_chunk, n_centroids_at, ovq_attention
 from ovq.mixers import (block_sliding_attention, full_attention, quantize, sliding_attention,
@@ -145,6 +145,15 @@ class MixersTest(unittest.TestCase):
             q, k, v = random_qkv(n_tokens)
             expected = naive_window(q, k, v, window_len)
             torch.testing.assert_close(sliding_attention(q, k, v, window_len), expected)
+
+    def test_queries_grow_as_in_llama_4(self):
+        positions = torch.tensor([0, 998, 999, 8190, 8191, 16383, 262143, 1048575, 10000000])
+        for scale, floor, factors in (
+                (0.1, 8192, (1, 1, 1, 1, 1.06931472, 1.10986125, 1.34965074, 1.48598123, 1.71074259)),
+                (0.3, 1000, (1, 1, 1.20794415, 1.65916741, 1.65916741, 1.84996402, 2.67164612, 3.08667779,
+                             3.76313233))):  # transformers' code, in float32
+            ours = mixers.query_growth(positions, scale, floor)
+            torch.testing.assert_close(ours, torch.tensor(factors, dtype=torch.float64), rtol=2 ** -22, atol=0)
 
     def test_full_attention_is_an_endless_window(self):
         q, k, v = random_qkv(600)

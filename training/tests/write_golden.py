@@ -38,10 +38,13 @@ RULES = {"ovq-normalize": {"normalize_centroids": True}, "ovq-min-state": {"min_
          "ovq-variance": {"variance": 1.5, "delta_rule": True},
          "closest-pair-variance": {"variance": 1, "shares": [[0.5, 1], 1.25], "update": "closest-pair"},
          "closest-pair-merge-variance": {"merge_variance": 1.5, "value_weight": 0.25, "shares": [[0.5, 1], 1.25],
-                                         "update": "closest-pair"}}
+                                         "update": "closest-pair"},
+         "query-growth": {}}
 # Fields of a model besides its rule.
 FIELDS = {name: {"num_attention_heads": 4, "num_key_value_heads": 2}
           for name in ("closest-pair-variance", "closest-pair-merge-variance")}
+FIELDS["query-growth"] = {"attn_scale": 0.4, "floor_scale": 24, "num_hidden_layers": 4,
+                          "layer_types": ["sliding_attention", "full_attention", "ovq_attention", "ovq_attention"]}
 PAPER = {"vocab_size": 40, "hidden_size": 32, "num_attention_heads": 2, "num_hidden_layers": 4,
          "ffn_expansion": 2.0, "residual_scale": 0.5, "rope_partial_dim": 8,
          "alt_rope_partial_dim": 16}

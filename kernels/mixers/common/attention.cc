@@ -16,6 +16,8 @@ constexpr int64_t kMaxHeadDim = 1024;
 constexpr int64_t kMaxGateRank = 1 << 16;
 constexpr int64_t kMaxLayer = 1 << 16;
 constexpr double kMaxScoreScale = 1e6;
+constexpr double kMaxGrowth = 100;
+constexpr int64_t kMaxFloorTokens = int64_t{1} << 40;
 
 // The name, among a batch's tensors, of layer `layer`'s projection of FirstValuesInput.
 std::string FirstValues(int layer) { return absl::StrCat("first_values.", layer); }
@@ -123,6 +125,9 @@ void ReadAttention(const FieldReaders& from, AttentionConfig& config) {
     }
   }
   ReadRope(model, config.shape, input.rope);
+  if (input.rope.dims != 0) return;
+  model.Float("attn_scale", input.growth.scale, 0, kMaxGrowth);
+  model.Int("floor_scale", input.growth.floor_tokens, 1, kMaxFloorTokens);
 }
 
 std::string FirstValuesInput(int layer) { return absl::StrCat("first_values_input.", layer); }
@@ -380,6 +385,11 @@ AttentionTensors Attention::Project(const LayerArgs& args, const ProductRows& ro
                              .x = x,
                              .gate = input.gate ? v + shape.v_width() : nullptr};
   Prepare(args, blocks, qkv.as<float>(), tokens);
+  if (input.growth.scale != 0) {
+    GrowQueries(args.context, {qkv.as<float>(), n_tokens, shape.n_heads, shape.head_dim, stride},
+                input.growth, {args.seqs.device.positions, static_cast<size_t>(n_tokens)},
+                compute_ == DType::kBF16);
+  }
   return tokens;
 }
 

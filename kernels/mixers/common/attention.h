@@ -39,6 +39,7 @@ struct AttentionInput {
   float norm_eps = 1e-6f;        // of kRms
   NormWeightKind norm_weight = NormWeightKind::kPlain;  // of kRms
   RopeSpec rope;                                        // dims 0: no position encoding
+  QueryGrowth growth;                                   // read only without position encoding
   // Latent attention with its up-projections absorbed into those of queries and output: before all
   // that, each value and the first value_head_dim channels of each key, which are the same latent,
   // become x / sqrt(mean(x^2) + latent_norm_eps) kv_norm.
@@ -59,9 +60,10 @@ struct AttentionConfig {
   AttentionInput input;
 };
 // Reads num_attention_heads, num_key_value_heads, head_dim, value_head_dim, qk_norm, qk_norm_eps,
-// qk_norm_weight, score_scale, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, latent_norm,
-// latent_norm_eps, token_shift, attention_bias, output_gate, output_gate_bias, value_residual,
-// value_residual_layer and value_gate_rank (docs/model-format.md).
+// qk_norm_weight, score_scale, rope, rope_theta, rope_dims, rope_rounds_to_bfloat16, attn_scale,
+// floor_scale, latent_norm, latent_norm_eps, token_shift, attention_bias, output_gate,
+// output_gate_bias, value_residual, value_residual_layer and value_gate_rank
+// (docs/model-format.md).
 void ReadAttention(const FieldReaders& from, AttentionConfig& config);
 
 // The name, among a batch's tensors, of the normed embedding [n_tokens, d_model] in the compute

@@ -50,6 +50,15 @@ inline MixerCase Latent(MixerCase c) {
   return c;
 }
 
+// Queries that grow with the position, several times within a test.
+inline MixerCase Growing(MixerCase c) {
+  c.name += "grows";
+  c.model["rope"] = "none";
+  c.model["attn_scale"] = 0.5;
+  c.model["floor_scale"] = int64_t{13};
+  return c;
+}
+
 // A case of every shape; `finish` sets what the mixer adds to the heads.
 template <class Fn>
 std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
@@ -76,6 +85,8 @@ std::vector<MixerCase> AttentionCases(const std::string& type, Fn&& finish) {
     }
     if (&s == &kAttentionCaseShapes[2] || &s == &kAttentionCaseShapes[5])
       cases.push_back(Latent(c));
+    if (&s == &kAttentionCaseShapes[0] || &s == &kAttentionCaseShapes[3])
+      cases.push_back(Growing(c));
     if (&s != &kAttentionCaseShapes[1]) continue;
     c.name += "shifted";
     c.model["token_shift"] = true;

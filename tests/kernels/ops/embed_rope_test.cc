@@ -206,6 +206,63 @@ TEST_P(PrepareDevices, SameBitsAsItsOperationsInAnyCompany) {
   }
 }
 
+// The factors that transformers' code of Llama 4 gives, in float32, for queries alone:
+//   torch.log(torch.floor((position + 1.0) / floor_scale) + 1.0) * attn_scale + 1.0
+TEST_P(RopeDevices, QueriesGrowAsInLlama4) {
+  struct Case {
+    QueryGrowth growth;
+    std::vector<float> factors;
+  };
+  const std::vector<int64_t> positions{0, 998, 999, 8190, 8191, 16383, 262143, 1048575, 10000000};
+  const auto n = static_cast<int64_t>(positions.size());
+  constexpr int kHeadDim = 35;
+  for (const Case& c :
+       {Case{{0.1f, 8192},
+             {1, 1, 1, 1, 1.06931472f, 1.10986125f, 1.34965074f, 1.48598123f, 1.71074259f}},
+        Case{{0.3f, 1000},
+             {1, 1, 1.20794415f, 1.65916741f, 1.65916741f, 1.84996402f, 2.67164612f, 3.08667779f,
+              3.76313233f}}}) {
+    const int64_t stride = 3 * kHeadDim;  // a row has two queries and a key
+    const std::vector<float> before = RandomNormal(static_cast<size_t>(n * stride), 15);
+    std::vector<float> expected = before;
+    for (int64_t i = 0; i < n * stride; ++i) {
+      if (i % stride < 2 * kHeadDim) expected[i] *= c.factors[i / stride];
+    }
+    const DeviceArray<float> data(*context_, before);
+    const DeviceArray<int64_t> rows(*context_, positions);
+    GrowQueries(*context_, {data.data(), n, 2, kHeadDim, stride}, c.growth, rows.span(), false);
+    // Their logarithm, product and sum are rounded, of which the first two have a part of the sum,
+    // our factor is, and both elements are.
+    AssertClose(
+        data.Read(), expected, [&](size_t i) { return 4 * kRoundF32 * std::abs(expected[i]); },
+        absl::StrCat("scale ", c.growth.scale));
+  }
+}
+
+// In bfloat16 too, and in any company.
+TEST_P(RopeDevices, GrownQueriesAreRoundedAndDependOnTheirPositionAlone) {
+  constexpr int kHeadDim = 16;
+  constexpr int64_t kStride = 5 * kHeadDim;
+  const std::vector<int64_t> positions{5, 0, int64_t{1} << 42, 99, 3};
+  const QueryGrowth growth = {0.25f, 4};
+  const auto run = [&](std::span<const float> x, std::span<const int64_t> at, bool round) {
+    const DeviceArray<float> data(*context_, x);
+    const DeviceArray<int64_t> rows(*context_, at);
+    GrowQueries(*context_, {data.data(), std::ssize(at), 5, kHeadDim, kStride}, growth, rows.span(),
+                round);
+    return data.Read();
+  };
+  const std::vector<float> before = RandomNormal(positions.size() * kStride, 16);
+  std::vector<float> grown = run(before, positions, false);
+  for (size_t row = 0; row < positions.size(); ++row) {
+    const auto at = std::span(positions).subspan(row, 1);
+    AssertSameBits(run(std::span(before).subspan(row * kStride, kStride), at, false),
+                   std::span(grown).subspan(row * kStride, kStride), "alone");
+  }
+  for (float& x : grown) x = ToFloat(RoundToBF16(x));
+  AssertSameBits(run(before, positions, true), grown, "rounded");
+}
+
 // The KVM paper's code: pairs of neighbours turn backwards, the last pair by 1 / theta a position,
 // the first `dims` channels of a head only.
 TEST_P(RopeDevices, PairsOfNeighboursTurnBackwards) {

@@ -1,6 +1,7 @@
 // PrepareHeads, in place over x [n_rows, n_heads, d], the result of every line in float32:
 //   u = norm(x) by HeadNorm;  x[i], x[j] = u[i] c - u[j] s, u[j] c + u[i] s for the pairs (i, j) of
 //   the RopeSpec, c = amplitude cos a, s = amplitude sin a, a = position w
+// GrowQueries: x[row] = (1 + scale ln(1 + floor((position + 1) / floor_tokens))) x[row]
 // AddSinusoids: y[row] += scale [sin a | cos a], the angles of a table of halves
 // Embed: y[row] = table[ids[row]], table [vocab, width], y [n_rows, width].
 #include <cmath>
@@ -75,6 +76,21 @@ void PrepareHeads(DeviceContext&, const HeadPrep& prep) {
   prepare(prep.keys, nullptr, prep.key_norm);
 }
 
+void GrowQueries(DeviceContext&, const HeadRows& queries, const QueryGrowth& growth,
+                 std::span<const int64_t> positions, bool round_to_bf16) {
+  float* x = queries.data;
+  for (int64_t position : positions) {
+    const double floors =
+        std::floor((static_cast<double>(position) + 1) / static_cast<double>(growth.floor_tokens));
+    const double factor = std::log(floors + 1) * growth.scale + 1;
+    for (int i = 0; i < queries.n_heads * queries.head_dim; ++i) {
+      x[i] = static_cast<float>(x[i] * factor);
+      if (round_to_bf16) x[i] = ToFloat(RoundToBF16(x[i]));
+    }
+    x += queries.row_stride;
+  }
+}
+
 void AddSinusoids(DeviceContext&, const RopeTable& table, std::span<const int64_t> positions,
                   float scale, TensorView y) {
   const int n = table.n_pairs();
@@ -104,6 +120,7 @@ void Embed(DeviceContext&, TensorView table, std::span<const int32_t> ids, Tenso
 }
 
 const ReferenceOf<cpu::PrepareHeads> kPrepareHeads = PrepareHeads;
+const ReferenceOf<cpu::GrowQueries> kGrowQueries = GrowQueries;
 const ReferenceOf<cpu::AddSinusoids> kAddSinusoids = AddSinusoids;
 const ReferenceOf<cpu::Embed> kEmbed = Embed;
 
