@@ -117,6 +117,30 @@ TEST(Granite, EveryMultiplierCounts) {
   }
 }
 
+// Two fields of ours, which their files have not, for texts longer than they were trained on.
+TEST(PublishedFamilies, QueriesMayGrowWhereThereIsNoRope) {
+  for (const char* name : {kGranite, kOlmo, kCohere, kKimi, kMuse, "published/nemotron_h-dense",
+                           "published/smollm3-nope"}) {
+    const EditedModel before(name);
+    const auto logits = [&](double attn_scale, int64_t floor_scale) {
+      EditedModel model = before.Copy();
+      nlohmann::json& fields =
+          model.config.contains("text_config") ? model.config["text_config"] : model.config;
+      fields["attn_scale"] = attn_scale;
+      fields["floor_scale"] = floor_scale;
+      return ComputeLogits(model);
+    };
+    const std::vector<float> expected = ComputeLogits(before);
+    EXPECT_EQ(logits(1, int64_t{1} << 40), expected) << name;
+    EXPECT_NE(logits(1, 2), expected) << name;
+    EditedModel wrong = before.Copy();
+    (wrong.config.contains("text_config") ? wrong.config["text_config"]
+                                          : wrong.config)["attn_scale"] = -1;
+    wrong.ExpectError(absl::StatusCode::kInvalidArgument, "attn_scale: expected a number");
+  }
+  ExpectTheSame(kQwen, {{"attn_scale", 1}, {"floor_scale", 2}});  // RoPE in all layers
+}
+
 // Their code scales RoPE as Llama's does, over the channels that turn.
 TEST(Hybrids, ScaleTheirRopes) {
   const auto rope = [](const EditedModel& model) {
