@@ -49,6 +49,10 @@ class NewestResult(unittest.TestCase):
             with open(os.path.join(ROOT, path)) as file:
                 text = " ".join(file.read().split())
             self.assertEqual(words in text, line is None, f"{path}: {words}")
+        with open(os.path.join(ROOT, "docs", "cuda.md")) as file:
+            text = " ".join(file.read().split())
+        self.assertEqual("Kernels have changed since that run:" in text, bool(line and "is stale" in line),
+                         "docs/cuda.md says which kernels have not run on a GPU since they changed")
 
 
 class ReadingResults(unittest.TestCase):
