@@ -10,7 +10,7 @@ A table stands behind a comment that says from which row of which CSV each cell 
 Columns that are aligned to the left are labels; an empty label repeats the one above. The place of a cell are its labels and its column's
 title, joined by ` | `, without thousands separators. Each line whose regular expression matches the whole place adds words to those of the
 first: a CSV of docs/results; `FIELD=TEXT`, which its row has, or `FIELD=TEXT*`, which its field begins with (`seen` and `position` are empty
-unless said); or a column, whose text the cell then is. Other cells are the accuracy in %, with its error, and, if they say it, the state's
+unless said); or a column, whose text the cell then is. Other cells are the accuracy in %, with its error where there are several sequences, and, if they say it, the state's
 bytes in MB; or the bits per byte. With the word `seeds` a cell is the median of all rows and their range, `81.2 (79.0 to 83.3)`. A cell without a
 row in a CSV is a fault. Two files of `score.py --each` (`-each.csv`) and a length make a
 cell the difference of their accuracies, the first less the second in points, with the standard error over sequences.
@@ -118,7 +118,7 @@ def _row(words, place):
 def _figure(row):
     if not row["accuracy"]:
         return f"{float(row['bits_per_byte']):.3f}"
-    return " ± ".join(f"{100 * float(row[name]):.1f}" for name in ("accuracy", "error"))
+    return " ± ".join(f"{100 * float(row[name]):.1f}" for name in ("accuracy", "error") if row[name])
 
 
 def _seeds(words, place):
