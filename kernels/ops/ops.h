@@ -194,7 +194,7 @@ void PrepareHeads(DeviceContext& context, const HeadPrep& prep);
 // the position keep it as sharp as it was in training (Scalable-Softmax, arXiv 2501.19399, in the
 // form and order of Llama 4):
 //   x = (1 + scale ln(1 + floor((positions[row] + 1) / floor_tokens))) x, for every head of a row
-//   x = the nearest bfloat16 value, kept in float32
+//   x = the nearest bfloat16 value, kept in float32, with round_to_bf16
 // So those of the first floor_tokens - 1 tokens stay.
 struct QueryGrowth {
   float scale = 0;  // 0: queries do not grow

@@ -42,8 +42,7 @@ void HubReader::FillAttention(kernels::AttentionShape& shape, kernels::FieldName
   const int64_t share = std::max<int64_t>(config_.hidden_size / n_heads, 1);
   const int64_t head_dim = sizes_.head_dim > 0 ? sizes_.head_dim : share;
   shape.head_dim = static_cast<int>(Peek(all_.fields, "head_dim", head_dim, kMaxHiddenSize));
-  names = {{"num_attention_heads"}, {"num_key_value_heads"}, {"head_dim"},
-           {"attention_bias"},      {"attn_scale"},          {"floor_scale"}};
+  names = {{"num_attention_heads"}, {"num_key_value_heads"}, {"head_dim"}, {"attention_bias"}};
 }
 
 std::shared_ptr<kernels::LayerConfig<kernels::GatedDeltaNetConfig>> HubReader::GatedDeltaNet(

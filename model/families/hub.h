@@ -88,6 +88,10 @@ class HubReader {
       const HubDeltaNetSizes& sizes);
   // Reads the other fields of a mixer by its names.
   void ReadMixer(kernels::MixerConfig& mixer) {
+    // Fields of ours that no such file has (docs/model-format.md), read where there is no RoPE.
+    if (mixer.attention() != nullptr) {
+      mixer.names.insert(mixer.names.end(), {{"attn_scale"}, {"floor_scale"}});
+    }
     kernels::ReadFields(all_.fields, all_.fields, config_.hidden_size, mixer);
   }
   // Reads the base from rope_parameters (rope_scaling in older files), else from the top level,

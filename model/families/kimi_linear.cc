@@ -49,10 +49,7 @@ std::shared_ptr<kernels::MixerConfig> LatentAttention(HubReader& reader, const L
       1 / std::sqrt(static_cast<double>(std::max<int64_t>(1, sizes.key + sizes.beside))));
   input.latent_norm = true;
   input.latent_norm_eps = 1e-6f;  // whatever rms_norm_eps says
-  attention->names = {{"num_attention_heads"},
-                      {"head_dim", "kv_lora_rank", /*is_filled=*/true},
-                      {"attn_scale"},
-                      {"floor_scale"}};
+  attention->names = {{"num_attention_heads"}, {"head_dim", "kv_lora_rank", /*is_filled=*/true}};
   reader.ReadMixer(*attention);
   return attention;
 }

@@ -54,11 +54,7 @@ std::string ReadNemotronBlocks(const ConfigFile& all, kernels::AttrReader& file)
 
 std::shared_ptr<kernels::MixerConfig> NemotronAttention(HubReader& reader) {
   auto attention = reader.Attention<kernels::FullConfig>();
-  attention->names = {{"num_attention_heads"},
-                      {"num_key_value_heads"},
-                      {"head_dim"},
-                      {"attn_scale"},
-                      {"floor_scale"}};
+  attention->names = {{"num_attention_heads"}, {"num_key_value_heads"}, {"head_dim"}};
   attention->fields.input.norm = kernels::HeadNorm::kNone;
   reader.ReadMixer(*attention);
   return attention;
