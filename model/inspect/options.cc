@@ -44,7 +44,8 @@ Flags Declare(InspectOptions& o) {
   flags.Add("sequences", "N", Number(o.shares.sequences, 1, 1024),
             "sequences to measure on; as many others are tried");
   flags.Add("threads", "N", Number(o.shares.threads, 0, 1024), "threads for that; 0: all");
-  flags.AddSwitch("by-head", o.shares.by_head, "shares of key/value heads, not of layers");
+  flags.AddSwitch("by-head", o.shares.by_head,
+                  "then shares of key/value heads, from those of their layers on");
   flags.AddSwitch("write", o.shares.write,
                   "the shares and what was kept beside them into config.json, if they lose less");
   flags.AddSwitch(

@@ -19,6 +19,7 @@
 #include "kernels/mixers/key_diff/key_diff.h"
 #include "kernels/mixers/ovq/ovq.h"
 #include "model/gguf/gguf_file.h"
+#include "model/inspect/share_search.h"
 #include "model/language_model.h"
 #include "model/load_config.h"
 #include "model/logits_reader.h"
@@ -29,7 +30,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kSteps = 16;               // of a share
 constexpr int64_t kPrefillTokens = 512;  // in a batch
 constexpr size_t kMaxFileBytes = size_t{1} << 30;
 // Slots for each token of the layers that are not bounded. A rule that keeps the first tokens
@@ -45,11 +45,6 @@ struct Exam {
 struct Unit {
   int layer, head;
 };
-
-std::string Name(const Unit& unit) {
-  const std::string layer = absl::StrCat("layer ", unit.layer);
-  return unit.head < 0 ? layer : absl::StrCat(layer, ", head ", unit.head);
-}
 
 // Sequences of a text: its equal parts, each behind the tokenizer's beginning of a text.
 absl::StatusOr<std::vector<Exam>> ReadText(const ShareOptions& options, const std::string& text,
@@ -372,7 +367,10 @@ class ShareMeasurement {
         options_.file, options_.sequences, longest_, options_.slots, exact_as_measured));
     RETURN_IF_ERROR(TrySettings("equal"));
     ASSIGN_OR_RETURN(const std::vector<ShareCurve> curves, MeasureCurves());
-    const std::vector<double> shares = BestShares(curves);
+    std::vector<double> shares = BestShares(curves);
+    if (options_.by_head) {
+      ASSIGN_OR_RETURN(shares, SharesOfHeads(shares));
+    }
     const Json entries = AsEntries(units_, shares);
     config_ = WithShares(config_, units_, shares);
     RETURN_IF_ERROR(TrySettings("these"));
@@ -411,15 +409,17 @@ class ShareMeasurement {
     for (int i = 0; i < as_it_was_.n_layers; ++i) {
       const LayerSpec& layer = as_it_was_.layers[static_cast<size_t>(i)];
       if (layer.type != policy.layer_type) continue;
-      const int n_heads = options_.by_head ? layer.mixer->attention()->shape.n_kv_heads : 1;
-      for (int head = 0; head < n_heads; ++head) {
-        units_.push_back({i, options_.by_head ? head : -1});
+      units_.push_back({i, -1});
+      for (int head = 0; head < layer.mixer->attention()->shape.n_kv_heads; ++head) {
+        heads_.push_back({i, head});
       }
     }
-    if (units_.size() < 2) {
-      return absl::InvalidArgumentError(absl::StrCat("--memory: by ", options_.memory, " ",
-                                                     units_.size(), " layers or heads of ", folder_,
-                                                     " have slots; there is nothing to share"));
+    const std::vector<Unit>& shared = options_.by_head ? heads_ : units_;
+    if (shared.size() < 2) {
+      return absl::InvalidArgumentError(
+          absl::StrCat("--memory: by ", options_.memory, " ", shared.size(),
+                       options_.by_head ? " heads" : " layers", " of ", folder_,
+                       " have slots; there is nothing to share"));
     }
     config_ = WithShares(as_it_was_, units_, 1);
     ASSIGN_OR_RETURN(exams_, ReadExams(options_, folder_, config_));
@@ -431,7 +431,7 @@ class ShareMeasurement {
       slots_[share] = std::max<int64_t>(kernels::kMinSlotCap,
                                         std::llround(share * static_cast<double>(options_.slots)));
     }
-    // Every other layer or head has this many times the slots of the one that is bounded.
+    // Every other layer has this many times the slots of the one that is bounded.
     const int64_t wide = policy.is_exact_at_first ? longest_ : kWide * longest_;
     const int64_t fewest = slots_.begin()->second;
     width_ = std::max(1.0, static_cast<double>(wide) / static_cast<double>(fewest));
@@ -498,6 +498,28 @@ class ShareMeasurement {
     return curves;
   }
 
+  // Better shares of heads than those of their layers, which become the units.
+  absl::StatusOr<std::vector<double>> SharesOfHeads(const std::vector<double>& of_layers) {
+    std::vector<double> shares;
+    size_t layer = 0;
+    for (const Unit& unit : heads_) {
+      while (units_[layer].layer != unit.layer) ++layer;
+      shares.push_back(of_layers[layer]);
+    }
+    units_ = heads_;
+    ASSIGN_OR_RETURN(const double exact, Exact(measured_));
+    return ImproveShares(
+        shares, exact,
+        [this](const std::vector<double>& tried) {
+          return Bits(WithShares(config_, units_, tried), measured_);
+        },
+        [this](const std::vector<double>& kept, double bits) {
+          const Json entries = AsEntries(units_, kept);
+          report_["heads"].push_back({{"shares", entries}, {"bits", bits}});
+          Say(absl::StrFormat("with %s %.4f", entries.dump(), bits));
+        });
+  }
+
   void Tell(const Unit& unit, const ShareCurve& curve) {
     std::vector<std::string> parts;
     Json lost = Json::object();
@@ -507,8 +529,8 @@ class ShareMeasurement {
       lost[absl::StrCat(slots)] = bits;
     }
     report_["curves"].push_back({{"layer", unit.layer}, {"lost", lost}});
-    if (unit.head >= 0) report_["curves"].back()["head"] = unit.head;
-    Say(absl::StrCat(Name(unit), ": bits that are lost with ", absl::StrJoin(parts, ", ")));
+    Say(absl::StrCat("layer ", unit.layer, ": bits that are lost with ",
+                     absl::StrJoin(parts, ", ")));
   }
 
   const std::string& folder_;
@@ -518,70 +540,16 @@ class ShareMeasurement {
   Meter meter_;
   ModelConfig as_it_was_, config_;  // config_ has equal shares until others are chosen
   std::vector<const Setting*> kept_;
-  std::vector<Unit> units_;
+  std::vector<Unit> units_, heads_;  // layers, and then heads if these have shares
   std::vector<Exam> exams_;
   Exams measured_, others_;
   int64_t longest_ = 0;
-  std::map<double, int64_t> slots_;  // of the bounded layer or head, by share
+  std::map<double, int64_t> slots_;  // of the bounded layer, by share
   double width_ = 1;
   Json report_;
 };
 
-// The curve at `share`, never above what a smaller share loses.
-double LossAt(const ShareCurve& curve, double share) {
-  double least = std::numeric_limits<double>::infinity();
-  auto right = curve.begin();
-  for (; right != curve.end() && right->first < share; ++right)
-    least = std::min(least, right->second);
-  if (right == curve.end()) return least;
-  const double high = std::min(least, right->second);
-  if (right == curve.begin() || right->first == share) return high;
-  const double left = std::prev(right)->first;
-  const double part = std::log(share / left) / std::log(right->first / left);
-  return least + part * (high - least);
-}
-
 }  // namespace
-
-std::vector<double> ShareLadder(int64_t n) {
-  std::vector<double> shares;
-  for (double share = 1.0 / kSteps; share < static_cast<double>(n); share *= 2) {
-    shares.push_back(share);
-  }
-  shares.push_back(static_cast<double>(n));
-  return shares;
-}
-
-std::vector<double> BestShares(std::span<const ShareCurve> curves) {
-  const size_t n_steps = kSteps * curves.size();
-  constexpr double kNone = std::numeric_limits<double>::infinity();
-  // best[n]: the least sum of the curves so far, with n steps between them
-  std::vector<double> best(n_steps + 1, kNone);
-  best[0] = 0;
-  std::vector<std::vector<size_t>> choices;
-  for (const ShareCurve& curve : curves) {
-    std::vector<double> sums(n_steps + 1, kNone);
-    std::vector<size_t> choice(n_steps + 1, 1);
-    for (size_t own = 1; own <= n_steps; ++own) {
-      const double loss = LossAt(curve, static_cast<double>(own) / kSteps);
-      for (size_t n = own; n <= n_steps; ++n) {
-        if (best[n - own] + loss >= sums[n]) continue;
-        sums[n] = best[n - own] + loss;
-        choice[n] = own;
-      }
-    }
-    best = std::move(sums);
-    choices.push_back(std::move(choice));
-  }
-  std::vector<double> shares(curves.size());
-  size_t left = n_steps;
-  for (size_t i = curves.size(); i-- > 0;) {
-    const size_t own = choices[i][left];
-    shares[i] = static_cast<double>(own) / kSteps;
-    left -= own;
-  }
-  return shares;
-}
 
 absl::StatusOr<Json> MeasureShares(const std::string& folder, const ShareOptions& options,
                                    const std::function<void(const std::string& line)>& say) {

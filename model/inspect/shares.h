@@ -3,10 +3,7 @@
 
 #include <cstdint>
 #include <functional>
-#include <map>
-#include <span>
 #include <string>
-#include <vector>
 
 #include "absl/status/statusor.h"
 #include "base/json.h"
@@ -25,19 +22,9 @@ struct ShareOptions {
   int threads = 0;                      // 0: all cores
 };
 
-// A layer's or head's loss in bits per scored token, by its share of the slots.
-using ShareCurve = std::map<double, double>;
-
-// Shares from 1/16 to n, for n layers or heads: powers of two, and the whole.
-std::vector<double> ShareLadder(int64_t n);
-
-// The shares in steps of 1/16, 1 in the mean, whose losses have the least sum. Curves are
-// interpolated linearly over the logarithm of the share, and rise nowhere: that more slots cost
-// something is chance.
-std::vector<double> BestShares(std::span<const ShareCurve> curves);
-
-// Bounds one layer or head after another to a ladder of shares, with all others as good as exact,
-// chooses the shares, and tries them on other sequences. Closest pairs and KeyDiff are also tried
+// Bounds one layer after another to a ladder of shares, with all others as good as exact, chooses
+// the shares, by ShareOptions::by_head changes those of heads from there (ImproveShares), and tries
+// them on other sequences. Closest pairs and KeyDiff are also tried
 // with the newest half of the slots untouched (ovq.recent_tokens), then closest pairs and the
 // paper's rule with ovq.variance, then closest pairs with that variance in distances
 // (ovq.merge_variance) and with lighter and heavier values (ovq.value_weight): with equal shares

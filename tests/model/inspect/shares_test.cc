@@ -3,10 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <map>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/files.h"
 #include "model/load_config.h"
 #include "tests/folders.h"
@@ -15,57 +15,8 @@
 namespace ovq::model::test {
 namespace {
 
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using OrderedJson = nlohmann::ordered_json;
-
-TEST(BestShares, ALayerThatNeedsNoSlotsGetsTheLeast) {
-  ShareCurve flat, steep;
-  for (const double share : ShareLadder(2)) {
-    flat[share] = 1;
-    steep[share] = -share;
-  }
-  EXPECT_THAT(BestShares(std::vector{flat, steep}), ElementsAre(1.0 / 16, 31.0 / 16));
-  EXPECT_THAT(BestShares(std::vector{steep, flat}), ElementsAre(31.0 / 16, 1.0 / 16));
-}
-
-TEST(BestShares, ALossThatGrowsWithTheShareIsChance) {
-  const ShareCurve noisy = {{1.0 / 16, 0.5}, {0.5, 0.9}, {2, 0.5}},
-                   falling = {{1.0 / 16, 1}, {0.5, 0.6}, {2, 0}};
-  EXPECT_THAT(BestShares(std::vector{noisy, falling}), ElementsAre(1.0 / 16, 31.0 / 16));
-}
-
-// Loss at a share by linear interpolation over log2, for falling curves.
-double Interpolated(const ShareCurve& curve, double share) {
-  const auto right = curve.lower_bound(share);
-  if (right->first == share || right == curve.begin()) return right->second;
-  const auto left = std::prev(right);
-  const double part = std::log2(share / left->first) / std::log2(right->first / left->first);
-  return left->second * (1 - part) + right->second * part;
-}
-
-TEST(BestShares, TheSumOfLossesIsTheLeastOfAll) {
-  const std::vector<ShareCurve> curves = {
-      {{1.0 / 16, 0.9}, {0.25, 0.35}, {1, 0.3}, {2, 0.1}, {3, 0}},
-      {{1.0 / 16, 0.6}, {0.25, 0.55}, {1, 0.1}, {2, 0.05}, {3, 0}},
-      {{1.0 / 16, 0.2}, {0.25, 0.15}, {1, 0.12}, {2, 0.1}, {3, 0.1}}};
-  double least = 1e9;
-  for (int a = 1; a <= 46; ++a) {
-    for (int b = 1; a + b <= 47; ++b) {
-      least =
-          std::min(least, Interpolated(curves[0], a / 16.0) + Interpolated(curves[1], b / 16.0) +
-                              Interpolated(curves[2], (48 - a - b) / 16.0));
-    }
-  }
-  const std::vector<double> shares = BestShares(curves);
-  double sum = 0, loss = 0;
-  for (size_t i = 0; i < shares.size(); ++i) {
-    sum += shares[i];
-    loss += Interpolated(curves[i], shares[i]);
-  }
-  EXPECT_EQ(sum, 3);
-  EXPECT_NEAR(loss, least, 1e-12);
-}
 
 // A model with two layers of two heads that --memory can bound, and a file of sequences for it.
 class MeasureSharesTest : public ::testing::Test {
@@ -119,14 +70,28 @@ TEST_F(MeasureSharesTest, LossesAreThoseOfOneLayerAloneAndEndWithASlotForEachTok
   EXPECT_THAT(said_, HasSubstr("2 other sequences: exact "));
 }
 
-TEST_F(MeasureSharesTest, HeadsAreBoundedOneByOne) {
+TEST_F(MeasureSharesTest, HeadsStartWithTheSharesOfTheirLayersAndLoseLess) {
+  const auto by_layer = Measure();
+  ASSERT_TRUE(by_layer.ok()) << by_layer.status();
   options_.by_head = true;
   const auto report = Measure();
   ASSERT_TRUE(report.ok()) << report.status();
-  ASSERT_EQ((*report)["curves"].size(), 4u);
-  EXPECT_EQ((*report)["curves"][1]["head"], 1);
-  ASSERT_EQ((*report)["shares"].size(), 2u);
-  EXPECT_EQ((*report)["shares"][0].size(), 2u);
+  EXPECT_EQ((*report)["curves"], (*by_layer)["curves"]);
+  ASSERT_FALSE((*report)["heads"].empty());
+  double bits = (*by_layer)["measured"]["these"];
+  for (const OrderedJson& change : (*report)["heads"]) {
+    EXPECT_LT(change["bits"], bits);
+    bits = change["bits"];
+    EXPECT_THAT(said_, HasSubstr(absl::StrFormat("with %s %.4f", change["shares"].dump(), bits)));
+  }
+  EXPECT_EQ((*report)["measured"]["these"], bits);
+  EXPECT_EQ((*report)["shares"], (*report)["heads"].back()["shares"]);
+  double sum = 0;
+  for (const OrderedJson& layer : (*report)["shares"]) {
+    ASSERT_EQ(layer.size(), 2u);
+    for (const double share : layer) sum += share;
+  }
+  EXPECT_EQ(sum, 4);
 }
 
 TEST_F(MeasureSharesTest, TheyAreWrittenForTheirRuleAlone) {

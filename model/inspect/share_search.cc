@@ -1,0 +1,187 @@
+#include "model/inspect/share_search.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "base/status_macros.h"
+
+namespace ovq::model {
+namespace {
+
+// The curve at `share`, never above what a smaller share loses.
+double LossAt(const ShareCurve& curve, double share) {
+  double least = std::numeric_limits<double>::infinity();
+  auto right = curve.begin();
+  for (; right != curve.end() && right->first < share; ++right)
+    least = std::min(least, right->second);
+  if (right == curve.end()) return least;
+  const double high = std::min(least, right->second);
+  if (right == curve.begin() || right->first == share) return high;
+  const double left = std::prev(right)->first;
+  const double part = std::log(share / left) / std::log(right->first / left);
+  return least + part * (high - least);
+}
+
+// Shares in sixteenths.
+using Steps = std::vector<int>;
+
+Steps AsSteps(const std::vector<double>& shares) {
+  Steps steps;
+  for (const double share : shares) {
+    steps.push_back(static_cast<int>(std::lround(share * kShareSteps)));
+  }
+  return steps;
+}
+
+std::vector<double> AsShares(const Steps& steps) {
+  std::vector<double> shares;
+  for (const int n : steps) shares.push_back(static_cast<double>(n) / kShareSteps);
+  return shares;
+}
+
+// `steps` with `own` steps for one head. Those others that have more than 1 share what is left, in
+// proportion to what they have, at least 1 each. Unchanged if there are none.
+Steps Moved(const Steps& steps, size_t head, int own) {
+  const auto is_free = [&](size_t i) { return i != head && steps[i] > 1; };
+  int left = std::reduce(steps.begin(), steps.end()) - own, weight = 0, n_free = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (is_free(i)) {
+      weight += steps[i];
+      ++n_free;
+    } else if (i != head) {
+      left -= steps[i];
+    }
+  }
+  if (n_free == 0) return steps;
+  Steps moved = steps;
+  moved[head] = own;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (!is_free(i)) continue;
+    --n_free;
+    const auto share = static_cast<int>(std::lround(static_cast<double>(steps[i]) * left / weight));
+    moved[i] = std::clamp(share, 1, left - n_free);
+    left -= moved[i];
+    weight -= steps[i];
+  }
+  return moved;
+}
+
+struct Move {
+  size_t head;
+  int own;
+  double bits;
+};
+
+// A search from some shares.
+class ShareSearch {
+ public:
+  ShareSearch(const std::vector<double>& shares, const MeasureShareBits& measure)
+      : steps_(AsSteps(shares)), measure_(measure) {}
+
+  absl::Status Begin(double exact) {
+    ASSIGN_OR_RETURN(bits_, measure_(AsShares(steps_)));
+    least_gain_ = std::max(0.0, (bits_ - exact) / 100);
+    return absl::OkStatus();
+  }
+
+  // True if a round has changed something.
+  absl::StatusOr<bool> Round(
+      const std::function<void(const std::vector<double>& shares, double bits)>& kept) {
+    std::vector<Move> moves;
+    for (size_t head = 0; head < steps_.size(); ++head) {
+      for (const int own : {1, std::min(2 * steps_[head], Most())}) {
+        ASSIGN_OR_RETURN(const double bits, Try(head, own));
+        if (bits < bits_ - least_gain_) moves.push_back({head, own, bits});
+      }
+    }
+    std::ranges::sort(moves, {}, &Move::bits);
+    for (Move& move : moves) {
+      if (&move != &moves.front()) {
+        ASSIGN_OR_RETURN(move.bits, Try(move.head, move.own));
+      }
+      if (move.bits >= bits_ - least_gain_) continue;
+      steps_ = Moved(steps_, move.head, move.own);
+      bits_ = move.bits;
+      kept(AsShares(steps_), bits_);
+    }
+    return !moves.empty();
+  }
+
+  std::vector<double> Shares() const { return AsShares(steps_); }
+
+ private:
+  // The most steps that a head can have.
+  int Most() const {
+    return std::reduce(steps_.begin(), steps_.end()) - static_cast<int>(steps_.size()) + 1;
+  }
+  // Bits with this many steps for a head; of a move that changes nothing those that are known.
+  absl::StatusOr<double> Try(size_t head, int own) const {
+    if (steps_[head] == own) return bits_;
+    const Steps moved = Moved(steps_, head, own);
+    if (moved == steps_) return bits_;
+    return measure_(AsShares(moved));
+  }
+
+  Steps steps_;
+  double bits_ = 0, least_gain_ = 0;
+  const MeasureShareBits& measure_;
+};
+
+}  // namespace
+
+std::vector<double> ShareLadder(int64_t n) {
+  std::vector<double> shares;
+  for (double share = 1.0 / kShareSteps; share < static_cast<double>(n); share *= 2) {
+    shares.push_back(share);
+  }
+  shares.push_back(static_cast<double>(n));
+  return shares;
+}
+
+std::vector<double> BestShares(std::span<const ShareCurve> curves) {
+  const size_t n_steps = kShareSteps * curves.size();
+  constexpr double kNone = std::numeric_limits<double>::infinity();
+  // best[n]: the least sum of the curves so far, with n steps between them
+  std::vector<double> best(n_steps + 1, kNone);
+  best[0] = 0;
+  std::vector<std::vector<size_t>> choices;
+  for (const ShareCurve& curve : curves) {
+    std::vector<double> sums(n_steps + 1, kNone);
+    std::vector<size_t> choice(n_steps + 1, 1);
+    for (size_t own = 1; own <= n_steps; ++own) {
+      const double loss = LossAt(curve, static_cast<double>(own) / kShareSteps);
+      for (size_t n = own; n <= n_steps; ++n) {
+        if (best[n - own] + loss >= sums[n]) continue;
+        sums[n] = best[n - own] + loss;
+        choice[n] = own;
+      }
+    }
+    best = std::move(sums);
+    choices.push_back(std::move(choice));
+  }
+  std::vector<double> shares(curves.size());
+  size_t left = n_steps;
+  for (size_t i = curves.size(); i-- > 0;) {
+    const size_t own = choices[i][left];
+    shares[i] = static_cast<double>(own) / kShareSteps;
+    left -= own;
+  }
+  return shares;
+}
+
+absl::StatusOr<std::vector<double>> ImproveShares(
+    const std::vector<double>& shares, double exact, const MeasureShareBits& measure,
+    const std::function<void(const std::vector<double>& shares, double bits)>& kept) {
+  constexpr int kMaxRounds = 8;
+  ShareSearch search(shares, measure);
+  RETURN_IF_ERROR(search.Begin(exact));
+  for (int round = 0; round < kMaxRounds; ++round) {
+    ASSIGN_OR_RETURN(const bool changed, search.Round(kept));
+    if (!changed) break;
+  }
+  return search.Shares();
+}
+
+}  // namespace ovq::model
