@@ -77,18 +77,19 @@ struct Move {
 // A search from some shares.
 class ShareSearch {
  public:
-  ShareSearch(const std::vector<double>& shares, const MeasureShareBits& measure)
-      : steps_(AsSteps(shares)), measure_(measure) {}
+  ShareSearch(const std::vector<double>& shares, const MeasureShareBits& measure,
+              const KeptShares& kept)
+      : steps_(AsSteps(shares)), measure_(measure), kept_(kept) {}
 
   absl::Status Begin(double exact) {
     ASSIGN_OR_RETURN(bits_, measure_(AsShares(steps_)));
-    least_gain_ = std::max(0.0, (bits_ - exact) / 100);
+    least_gain_ = std::max(0.0, (bits_ - exact) / 50);
+    kept_(AsShares(steps_), bits_);
     return absl::OkStatus();
   }
 
   // True if a round has changed something.
-  absl::StatusOr<bool> Round(
-      const std::function<void(const std::vector<double>& shares, double bits)>& kept) {
+  absl::StatusOr<bool> Round() {
     std::vector<Move> moves;
     for (size_t head = 0; head < steps_.size(); ++head) {
       for (const int own : {1, std::min(2 * steps_[head], Most())}) {
@@ -104,7 +105,7 @@ class ShareSearch {
       if (move.bits >= bits_ - least_gain_) continue;
       steps_ = Moved(steps_, move.head, move.own);
       bits_ = move.bits;
-      kept(AsShares(steps_), bits_);
+      kept_(AsShares(steps_), bits_);
     }
     return !moves.empty();
   }
@@ -127,6 +128,7 @@ class ShareSearch {
   Steps steps_;
   double bits_ = 0, least_gain_ = 0;
   const MeasureShareBits& measure_;
+  const KeptShares& kept_;
 };
 
 }  // namespace
@@ -171,14 +173,14 @@ std::vector<double> BestShares(std::span<const ShareCurve> curves) {
   return shares;
 }
 
-absl::StatusOr<std::vector<double>> ImproveShares(
-    const std::vector<double>& shares, double exact, const MeasureShareBits& measure,
-    const std::function<void(const std::vector<double>& shares, double bits)>& kept) {
+absl::StatusOr<std::vector<double>> ImproveShares(const std::vector<double>& shares, double exact,
+                                                  const MeasureShareBits& measure,
+                                                  const KeptShares& kept) {
   constexpr int kMaxRounds = 8;
-  ShareSearch search(shares, measure);
+  ShareSearch search(shares, measure, kept);
   RETURN_IF_ERROR(search.Begin(exact));
   for (int round = 0; round < kMaxRounds; ++round) {
-    ASSIGN_OR_RETURN(const bool changed, search.Round(kept));
+    ASSIGN_OR_RETURN(const bool changed, search.Round());
     if (!changed) break;
   }
   return search.Shares();

@@ -28,17 +28,19 @@ std::vector<double> BestShares(std::span<const ShareCurve> curves);
 
 // Bits per scored token with these shares; 1 in the mean.
 using MeasureShareBits = std::function<absl::StatusOr<double>(const std::vector<double>& shares)>;
+// Takes the first shares of a search, then those after each change that is kept.
+using KeptShares = std::function<void(const std::vector<double>& shares, double bits)>;
 
 // Changes shares of heads as long as that wins back some of the bits that they lose to `exact`.
 // Heads often hold the same, so that each of them can be spared and not all of them: therefore
 // every change is measured with the others that were kept. In a round each head is tried with the
 // least share and with twice its own, and those that already have the least lend nothing and get
 // nothing; the changes that gain alone are tried behind one another, the best first. A change is
-// kept if it wins back a hundredth of what the first shares lose. Calls `kept` after each of them.
+// kept if it wins back a fiftieth of what the first shares lose.
 //
 // shares: multiples of 1/16, 1 in the mean. Errors are those of `measure`.
-absl::StatusOr<std::vector<double>> ImproveShares(
-    const std::vector<double>& shares, double exact, const MeasureShareBits& measure,
-    const std::function<void(const std::vector<double>& shares, double bits)>& kept);
+absl::StatusOr<std::vector<double>> ImproveShares(const std::vector<double>& shares, double exact,
+                                                  const MeasureShareBits& measure,
+                                                  const KeptShares& kept);
 
 }  // namespace ovq::model

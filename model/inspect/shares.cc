@@ -507,6 +507,7 @@ class ShareMeasurement {
       shares.push_back(of_layers[layer]);
     }
     units_ = heads_;
+    report_["heads"] = Json::array();
     ASSIGN_OR_RETURN(const double exact, Exact(measured_));
     return ImproveShares(
         shares, exact,

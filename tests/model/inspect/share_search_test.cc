@@ -105,6 +105,7 @@ TEST(ImproveShares, OfHeadsThatHoldTheSameOneGetsEverything) {
   Shares sorted = improved.shares;
   std::ranges::sort(sorted);
   EXPECT_GE(sorted.back(), 3);
+  EXPECT_EQ(improved.kept.front(), 2);
   EXPECT_EQ(improved.kept.back(), 0);
 }
 
@@ -131,15 +132,15 @@ TEST(ImproveShares, AHeadThatNeedsMostGetsMore) {
   EXPECT_NEAR(improved.shares[0], 2.0 / 3, 1.0 / 16);
 }
 
-TEST(ImproveShares, WhatGainsLessThanAHundredthIsNotKept) {
+TEST(ImproveShares, WhatGainsLessThanAFiftiethIsNotKept) {
   const auto slope = [](double weight) {
     return [weight](const Shares& shares) { return 1 + weight * (shares[0] - 1); };
   };
-  const Improved flat = Improve({1, 1}, 0, slope(0.0099));
+  const Improved flat = Improve({1, 1}, 0, slope(0.0199));
   EXPECT_THAT(flat.shares, ElementsAre(1, 1));
   EXPECT_EQ(flat.n_measured, 1 + 4);  // the first shares, and two changes for each head
-  EXPECT_THAT(Improve({1, 1}, 0, slope(0.02)).shares, ElementsAre(1.0 / 16, 31.0 / 16));
-  EXPECT_THAT(Improve({1, 1}, 0.5, slope(0.0099)).shares, ElementsAre(1.0 / 16, 31.0 / 16));
+  EXPECT_THAT(Improve({1, 1}, 0, slope(0.04)).shares, ElementsAre(1.0 / 16, 31.0 / 16));
+  EXPECT_THAT(Improve({1, 1}, 0.5, slope(0.0199)).shares, ElementsAre(1.0 / 16, 31.0 / 16));
 }
 
 TEST(ImproveShares, ErrorsOfAMeasurementEndIt) {
