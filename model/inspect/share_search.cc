@@ -4,6 +4,8 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <optional>
+#include <utility>
 
 #include "base/status_macros.h"
 
@@ -68,10 +70,19 @@ Steps Moved(const Steps& steps, size_t head, int own) {
   return moved;
 }
 
+// A change of shares: `own` steps for a head, or all but one of those of the head `from` besides.
 struct Move {
-  size_t head;
-  int own;
-  double bits;
+  size_t head = 0;
+  int own = 1;
+  std::optional<size_t> from = std::nullopt;
+  double bits = std::numeric_limits<double>::infinity();
+
+  Steps Make(const Steps& steps) const {
+    if (!from) return Moved(steps, head, own);
+    Steps moved = steps;
+    moved[head] += std::exchange(moved[*from], 1) - 1;
+    return moved;
+  }
 };
 
 // A search from some shares.
@@ -91,19 +102,24 @@ class ShareSearch {
   // True if a round has changed something.
   absl::StatusOr<bool> Round() {
     std::vector<Move> moves;
+    Move spared;
     for (size_t head = 0; head < steps_.size(); ++head) {
-      for (const int own : {1, std::min(2 * steps_[head], Most())}) {
-        ASSIGN_OR_RETURN(const double bits, Try(head, own));
-        if (bits < bits_ - least_gain_) moves.push_back({head, own, bits});
-      }
+      Move spare = {.head = head},
+           twice = {.head = head, .own = std::min(2 * steps_[head], Most())};
+      RETURN_IF_ERROR(Try(spare, moves));
+      RETURN_IF_ERROR(Try(twice, moves));
+      if (steps_[head] > 1 && spare.bits < spared.bits) spared = spare;
+    }
+    for (size_t head = 0; head < steps_.size(); ++head) {
+      Move given = {.head = head, .from = spared.head};
+      if (head != spared.head) RETURN_IF_ERROR(Try(given, moves));
     }
     std::ranges::sort(moves, {}, &Move::bits);
+    bool is_first = true;
     for (Move& move : moves) {
-      if (&move != &moves.front()) {
-        ASSIGN_OR_RETURN(move.bits, Try(move.head, move.own));
-      }
-      if (move.bits >= bits_ - least_gain_) continue;
-      steps_ = Moved(steps_, move.head, move.own);
+      if (!std::exchange(is_first, false)) RETURN_IF_ERROR(Measure(move));
+      if (!Gains(move)) continue;
+      steps_ = move.Make(steps_);
       bits_ = move.bits;
       kept_(AsShares(steps_), bits_);
     }
@@ -117,12 +133,20 @@ class ShareSearch {
   int Most() const {
     return std::reduce(steps_.begin(), steps_.end()) - static_cast<int>(steps_.size()) + 1;
   }
-  // Bits with this many steps for a head; of a move that changes nothing those that are known.
-  absl::StatusOr<double> Try(size_t head, int own) const {
-    if (steps_[head] == own) return bits_;
-    const Steps moved = Moved(steps_, head, own);
-    if (moved == steps_) return bits_;
-    return measure_(AsShares(moved));
+  bool Gains(const Move& move) const { return move.bits < bits_ - least_gain_; }
+  // Sets the bits of a move; those that are known if it changes nothing.
+  absl::Status Measure(Move& move) const {
+    move.bits = bits_;
+    const Steps moved = move.Make(steps_);
+    if (moved == steps_) return absl::OkStatus();
+    ASSIGN_OR_RETURN(move.bits, measure_(AsShares(moved)));
+    return absl::OkStatus();
+  }
+  // Measures a move and adds it to those that gain.
+  absl::Status Try(Move& move, std::vector<Move>& gaining) const {
+    RETURN_IF_ERROR(Measure(move));
+    if (Gains(move)) gaining.push_back(move);
+    return absl::OkStatus();
   }
 
   Steps steps_;
@@ -133,9 +157,9 @@ class ShareSearch {
 
 }  // namespace
 
-std::vector<double> ShareLadder(int64_t n) {
+std::vector<double> ShareLadder(int64_t n, int factor) {
   std::vector<double> shares;
-  for (double share = 1.0 / kShareSteps; share < static_cast<double>(n); share *= 2) {
+  for (double share = 1.0 / kShareSteps; share < static_cast<double>(n); share *= factor) {
     shares.push_back(share);
   }
   shares.push_back(static_cast<double>(n));

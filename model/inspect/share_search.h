@@ -1,5 +1,5 @@
-// Searches for shares of a session's slots: those of layers by what each of them loses alone, those
-// of heads by trying one change after another.
+// Searches for shares of a session's slots: by what each layer or head loses alone, and by trying
+// one change after another.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace ovq::model {
 // Shares are multiples of 1/16, and none is less.
 inline constexpr int kShareSteps = 16;
 
-// A layer's loss in bits per scored token, by its share of the slots.
+// A layer's or head's loss in bits per scored token, by its share of the slots.
 using ShareCurve = std::map<double, double>;
 
-// Shares from 1/16 to n, for n layers: powers of two, and the whole.
-std::vector<double> ShareLadder(int64_t n);
+// Shares from 1/16 to n, for n layers or heads: each `factor` times the one before, and the whole.
+std::vector<double> ShareLadder(int64_t n, int factor = 2);
 
 // The shares in steps of 1/16, 1 in the mean, whose losses have the least sum. Curves are
 // interpolated linearly over the logarithm of the share, and rise nowhere: that more slots cost
@@ -34,9 +34,10 @@ using KeptShares = std::function<void(const std::vector<double>& shares, double 
 // Changes shares of heads as long as that wins back some of the bits that they lose to `exact`.
 // Heads often hold the same, so that each of them can be spared and not all of them: therefore
 // every change is measured with the others that were kept. In a round each head is tried with the
-// least share and with twice its own, and those that already have the least lend nothing and get
-// nothing; the changes that gain alone are tried behind one another, the best first. A change is
-// kept if it wins back a fiftieth of what the first shares lose.
+// least share and with twice its own, and those others that already have the least lend nothing and
+// get nothing; then with what the head that can be spared best has. The changes that gain alone are
+// tried behind one another, the best first. A change is kept if it wins back a fiftieth of what the
+// first shares lose.
 //
 // shares: multiples of 1/16, 1 in the mean. Errors are those of `measure`.
 absl::StatusOr<std::vector<double>> ImproveShares(const std::vector<double>& shares, double exact,

@@ -132,13 +132,21 @@ TEST(ImproveShares, AHeadThatNeedsMostGetsMore) {
   EXPECT_NEAR(improved.shares[0], 2.0 / 3, 1.0 / 16);
 }
 
+// What the first head can spare helps the last one, which needs all of it, and it alone.
+TEST(ImproveShares, OneHeadGetsWhatAnotherCanSpare) {
+  const Improved improved = Improve({1, 1, 1, 1}, 0, [](const Shares& shares) {
+    return (shares[3] < 1.9 ? 1 : 0.5) + std::abs(shares[1] - 1) + std::abs(shares[2] - 1);
+  });
+  EXPECT_THAT(improved.shares, ElementsAre(1.0 / 16, 1, 1, 31.0 / 16));
+}
+
 TEST(ImproveShares, WhatGainsLessThanAFiftiethIsNotKept) {
   const auto slope = [](double weight) {
     return [weight](const Shares& shares) { return 1 + weight * (shares[0] - 1); };
   };
   const Improved flat = Improve({1, 1}, 0, slope(0.0199));
   EXPECT_THAT(flat.shares, ElementsAre(1, 1));
-  EXPECT_EQ(flat.n_measured, 1 + 4);  // the first shares, and two changes for each head
+  EXPECT_EQ(flat.n_measured, 1 + 2 * 2 + 1);  // the first shares, two changes a head, a gift
   EXPECT_THAT(Improve({1, 1}, 0, slope(0.04)).shares, ElementsAre(1.0 / 16, 31.0 / 16));
   EXPECT_THAT(Improve({1, 1}, 0.5, slope(0.0199)).shares, ElementsAre(1.0 / 16, 31.0 / 16));
 }
