@@ -157,9 +157,9 @@ class ShareSearch {
 
 }  // namespace
 
-std::vector<double> ShareLadder(int64_t n, int factor) {
+std::vector<double> ShareLadder(int64_t n) {
   std::vector<double> shares;
-  for (double share = 1.0 / kShareSteps; share < static_cast<double>(n); share *= factor) {
+  for (double share = 1.0 / kShareSteps; share < static_cast<double>(n); share *= 2) {
     shares.push_back(share);
   }
   shares.push_back(static_cast<double>(n));

@@ -1,5 +1,5 @@
-// Searches for shares of a session's slots: by what each layer or head loses alone, and by trying
-// one change after another.
+// Searches for shares of a session's slots: those of layers by what each of them loses alone, those
+// of heads by trying one change after another.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +15,11 @@ namespace ovq::model {
 // Shares are multiples of 1/16, and none is less.
 inline constexpr int kShareSteps = 16;
 
-// A layer's or head's loss in bits per scored token, by its share of the slots.
+// A layer's loss in bits per scored token, by its share of the slots.
 using ShareCurve = std::map<double, double>;
 
-// Shares from 1/16 to n, for n layers or heads: each `factor` times the one before, and the whole.
-std::vector<double> ShareLadder(int64_t n, int factor = 2);
+// Shares from 1/16 to n, for n layers: powers of two, and the whole.
+std::vector<double> ShareLadder(int64_t n);
 
 // The shares in steps of 1/16, 1 in the mean, whose losses have the least sum. Curves are
 // interpolated linearly over the logarithm of the share, and rise nowhere: that more slots cost

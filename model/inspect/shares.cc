@@ -35,7 +35,6 @@ constexpr size_t kMaxFileBytes = size_t{1} << 30;
 // Slots for each token of the layers that are not bounded. A rule that keeps the first tokens
 // exactly needs one; the paper's leaves n = T M / (T + M), which is T within 1.6% for M = 64 T.
 constexpr int64_t kWide = 64;
-constexpr int kHeadLadderFactor = 4;  // heads are many
 
 struct Exam {
   std::vector<int32_t> tokens;
@@ -46,11 +45,6 @@ struct Exam {
 struct Unit {
   int layer, head;
 };
-
-std::string Name(const Unit& unit) {
-  const std::string layer = absl::StrCat("layer ", unit.layer);
-  return unit.head < 0 ? layer : absl::StrCat(layer, ", head ", unit.head);
-}
 
 // Sequences of a text: its equal parts, each behind the tokenizer's beginning of a text.
 absl::StatusOr<std::vector<Exam>> ReadText(const ShareOptions& options, const std::string& text,
@@ -433,22 +427,16 @@ class ShareMeasurement {
       (i % 2 == 0 ? measured_ : others_).push_back(&exams_[i]);
       longest_ = std::max(longest_, std::ssize(exams_[i].tokens));
     }
-    SetLadder(2);
-    report_ = {{"memory", options_.memory}, {"slots", options_.slots}, {"tokens", longest_}};
-    return absl::OkStatus();
-  }
-
-  // Sets the slots of the unit that is bounded, and how wide all others are.
-  void SetLadder(int factor) {
-    slots_.clear();
-    for (const double share : ShareLadder(std::ssize(units_), factor)) {
+    for (const double share : ShareLadder(std::ssize(units_))) {
       slots_[share] = std::max<int64_t>(kernels::kMinSlotCap,
                                         std::llround(share * static_cast<double>(options_.slots)));
     }
-    // Every other layer or head has this many times the slots of the one that is bounded.
-    const bool is_exact = FindCachePolicy(options_.memory)->is_exact_at_first;
-    const int64_t wide = is_exact ? longest_ : kWide * longest_;
-    width_ = std::max(1.0, static_cast<double>(wide) / static_cast<double>(slots_.begin()->second));
+    // Every other layer has this many times the slots of the one that is bounded.
+    const int64_t wide = policy.is_exact_at_first ? longest_ : kWide * longest_;
+    const int64_t fewest = slots_.begin()->second;
+    width_ = std::max(1.0, static_cast<double>(wide) / static_cast<double>(fewest));
+    report_ = {{"memory", options_.memory}, {"slots", options_.slots}, {"tokens", longest_}};
+    return absl::OkStatus();
   }
 
   absl::StatusOr<std::vector<std::unique_ptr<LanguageModel>>> Load(
@@ -510,8 +498,7 @@ class ShareMeasurement {
     return curves;
   }
 
-  // Changes the units to heads and searches for their shares: from those of their layers, or from
-  // those that the heads' own curves give, whichever lose less.
+  // Better shares of heads than those of their layers, which become the units.
   absl::StatusOr<std::vector<double>> SharesOfHeads(const std::vector<double>& of_layers) {
     std::vector<double> shares;
     size_t layer = 0;
@@ -520,22 +507,18 @@ class ShareMeasurement {
       shares.push_back(of_layers[layer]);
     }
     units_ = heads_;
-    SetLadder(kHeadLadderFactor);
-    ASSIGN_OR_RETURN(const std::vector<ShareCurve> curves, MeasureCurves());
-    const auto measure = [this](const std::vector<double>& tried) {
-      return Bits(WithShares(config_, units_, tried), measured_);
-    };
-    const std::vector<double> from_curves = BestShares(curves);
-    ASSIGN_OR_RETURN(const double by_layer, measure(shares));
-    ASSIGN_OR_RETURN(const double by_curves, measure(from_curves));
-    ASSIGN_OR_RETURN(const double exact, Exact(measured_));
     report_["heads"] = Json::array();
-    return ImproveShares(by_curves < by_layer ? from_curves : shares, exact, measure,
-                         [this](const std::vector<double>& kept, double bits) {
-                           const Json entries = AsEntries(units_, kept);
-                           report_["heads"].push_back({{"shares", entries}, {"bits", bits}});
-                           Say(absl::StrFormat("with %s %.4f", entries.dump(), bits));
-                         });
+    ASSIGN_OR_RETURN(const double exact, Exact(measured_));
+    return ImproveShares(
+        shares, exact,
+        [this](const std::vector<double>& tried) {
+          return Bits(WithShares(config_, units_, tried), measured_);
+        },
+        [this](const std::vector<double>& kept, double bits) {
+          const Json entries = AsEntries(units_, kept);
+          report_["heads"].push_back({{"shares", entries}, {"bits", bits}});
+          Say(absl::StrFormat("with %s %.4f", entries.dump(), bits));
+        });
   }
 
   void Tell(const Unit& unit, const ShareCurve& curve) {
@@ -547,8 +530,8 @@ class ShareMeasurement {
       lost[absl::StrCat(slots)] = bits;
     }
     report_["curves"].push_back({{"layer", unit.layer}, {"lost", lost}});
-    if (unit.head >= 0) report_["curves"].back()["head"] = unit.head;
-    Say(absl::StrCat(Name(unit), ": bits that are lost with ", absl::StrJoin(parts, ", ")));
+    Say(absl::StrCat("layer ", unit.layer, ": bits that are lost with ",
+                     absl::StrJoin(parts, ", ")));
   }
 
   const std::string& folder_;
@@ -562,7 +545,7 @@ class ShareMeasurement {
   std::vector<Exam> exams_;
   Exams measured_, others_;
   int64_t longest_ = 0;
-  std::map<double, int64_t> slots_;  // of the bounded layer or head, by share
+  std::map<double, int64_t> slots_;  // of the bounded layer, by share
   double width_ = 1;
   Json report_;
 };

@@ -132,7 +132,7 @@ TEST(ImproveShares, AHeadThatNeedsMostGetsMore) {
   EXPECT_NEAR(improved.shares[0], 2.0 / 3, 1.0 / 16);
 }
 
-// What the first head can spare helps the last one, which needs all of it, and it alone.
+// The last head needs all that the first can spare, and gains nothing from less.
 TEST(ImproveShares, OneHeadGetsWhatAnotherCanSpare) {
   const Improved improved = Improve({1, 1, 1, 1}, 0, [](const Shares& shares) {
     return (shares[3] < 1.9 ? 1 : 0.5) + std::abs(shares[1] - 1) + std::abs(shares[2] - 1);
