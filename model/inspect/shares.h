@@ -28,8 +28,9 @@ struct ShareOptions {
 // slots untouched (ovq.recent_tokens), then closest pairs and the paper's rule with ovq.variance,
 // then closest pairs with that variance in distances (ovq.merge_variance) and with lighter and
 // heavier values (ovq.value_weight): with equal shares and again with the chosen ones, each kept
-// where it loses less. Calls `say` with lines of the report as they are known; returns the report as an object. With ShareOptions::write, config.json
-// is replaced if the shares lose less than what it says.
+// where it loses less. Calls `say` with lines of the report as they are known; returns the report
+// as an object. With ShareOptions::write, config.json is replaced if the shares lose less than what
+// it says.
 //
 // InvalidArgument names the flag or the file's line; errors of the model as those of Load.
 absl::StatusOr<nlohmann::ordered_json> MeasureShares(
