@@ -37,7 +37,7 @@ using KeptShares = std::function<void(const std::vector<double>& shares, double 
 // least share and with twice its own, and those others that already have the least lend nothing and
 // get nothing; then with what the head that can be spared best has. The changes that gain alone are
 // tried behind one another, the best first. A change is kept if it wins back a fiftieth of what the
-// first shares lose.
+// first shares lose. The search ends with a round that keeps nothing, or the eighth.
 //
 // shares: multiples of 1/16, 1 in the mean. Errors are those of `measure`.
 absl::StatusOr<std::vector<double>> ImproveShares(const std::vector<double>& shares, double exact,

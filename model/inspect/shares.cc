@@ -369,7 +369,7 @@ class ShareMeasurement {
     ASSIGN_OR_RETURN(const std::vector<ShareCurve> curves, MeasureCurves());
     std::vector<double> shares = BestShares(curves);
     if (options_.by_head) {
-      ASSIGN_OR_RETURN(shares, SharesOfHeads(shares));
+      ASSIGN_OR_RETURN(shares, SharesOfHeads(shares, exact_as_measured));
     }
     const Json entries = AsEntries(units_, shares);
     config_ = WithShares(config_, units_, shares);
@@ -498,8 +498,9 @@ class ShareMeasurement {
     return curves;
   }
 
-  // Better shares of heads than those of their layers, which become the units.
-  absl::StatusOr<std::vector<double>> SharesOfHeads(const std::vector<double>& of_layers) {
+  // Makes heads the units, and returns shares of them that lose less than those of their layers.
+  absl::StatusOr<std::vector<double>> SharesOfHeads(const std::vector<double>& of_layers,
+                                                    double exact) {
     std::vector<double> shares;
     size_t layer = 0;
     for (const Unit& unit : heads_) {
@@ -508,7 +509,6 @@ class ShareMeasurement {
     }
     units_ = heads_;
     report_["heads"] = Json::array();
-    ASSIGN_OR_RETURN(const double exact, Exact(measured_));
     return ImproveShares(
         shares, exact,
         [this](const std::vector<double>& tried) {
