@@ -1,4 +1,4 @@
-"""Trains the tokenizer of the chat model on scripted conversations and writes its tokenizer.json."""
+"""Trains a tokenizer and writes its tokenizer.json: that of the chat model, on scripted conversations, or one on texts."""
 
 import argparse
 import collections
@@ -26,14 +26,26 @@ def count_pieces(n_conversations):
     return counts
 
 
+def count_text_pieces(folder):
+    """Returns {piece: occurrences} in the .txt files of a folder."""
+    counts = collections.Counter()
+    for name in sorted(os.listdir(folder)):
+        if name.endswith(".txt"):
+            with open(os.path.join(folder, name), encoding="utf-8") as file:
+                counts.update(pieces(file.read()))
+    return counts
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--vocab-size", type=int, default=2048)
     parser.add_argument("--conversations", type=int, default=6000)
+    parser.add_argument("--texts", metavar="FOLDER", help="in place of conversations: of .txt files, as package_texts.py makes them")
     parser.add_argument("--out", required=True, help="model folder")
     args = parser.parse_args()
     n_merges = args.vocab_size - 256 - len(SPECIAL + MARKS)
-    tokenizer = Tokenizer(learn_merges(count_pieces(args.conversations), n_merges))
+    counts = count_text_pieces(args.texts) if args.texts else count_pieces(args.conversations)
+    tokenizer = Tokenizer(learn_merges(counts, n_merges))
     os.makedirs(args.out, exist_ok=True)
     path = os.path.join(args.out, "tokenizer.json")
     with open(path, "w", encoding="utf-8") as file:

@@ -67,6 +67,11 @@ def _split_library(root, held_out):
     return library, kept
 
 
+def n_bytes(stream):
+    """Returns the number of tokens that are not document marks."""
+    return int(np.count_nonzero(stream < 256))
+
+
 def _stream(contents):
     """Returns bos, bytes, eos for each of the given byte strings, as uint16 [n_tokens]."""
     parts = []
@@ -79,6 +84,8 @@ class Corpus:
     """Token streams: train [n_tokens] and held_out {module or package: [n_tokens]}, uint16.
 
     A document is a file; files are in path order, so a package's files are adjacent."""
+
+    vocab_size, n_bytes = VOCAB_SIZE, staticmethod(n_bytes)
 
     def __init__(self, root=DEFAULT_ROOT):
         train, held_out = _split_library(root, HELD_OUT)
@@ -116,6 +123,8 @@ class Documents:
     bytes, with a median of 37,000 bytes a document. The six held-out documents (HELD_OUT_DOCUMENTS:
     Corpus's four and two packages more) have 48,000 to 250,000 bytes each."""
 
+    vocab_size, n_bytes = VOCAB_SIZE, staticmethod(n_bytes)
+
     def __init__(self, root=DEFAULT_ROOT):
         train, held_out = _split_library(root, HELD_OUT_DOCUMENTS)
         self.held_out = {name: _document(files) for name, files in held_out.items()}
@@ -137,16 +146,11 @@ class Documents:
         return spread_contexts(list(self.held_out.values()), length, count)
 
 
-def n_bytes(stream):
-    """Returns the number of tokens that are not document marks."""
-    return int(np.count_nonzero(stream < 256))
-
-
 def context(stream, begin, length):
-    """Returns (inputs, targets), each [length]; bos starts every context, as it starts every
-    session."""
+    """Returns (inputs, targets), each [length]; the stream's first token, bos, starts every context, as it
+    starts every session."""
     targets = stream[begin:begin + length].astype(np.int64)
-    return np.concatenate(([BOS], targets[:-1])), targets
+    return np.concatenate((stream[:1].astype(np.int64), targets[:-1])), targets
 
 
 def spread_contexts(streams, length, count):

@@ -13,7 +13,7 @@ import torch
 
 from agent_conversations import AgentConversation
 from conversations import Conversation, make_sample
-from ovq.measure import bits_per_byte, token_bits
+from ovq.measure import token_bits
 
 # Seed of the task sequences on which progress is measured. Training sequences are seeded by pairs
 # of numbers below 2^32, which numpy joins to one number below 2^64: this seed must be above those.
@@ -22,9 +22,9 @@ NO_TARGET = -100  # the target that PyTorch's cross entropy ignores
 
 
 class CorpusSource:
-    """The standard library's bytes; progress in bits per byte of held-out modules.
+    """A corpus; progress in bits per byte of what it holds out.
 
-    corpus: Corpus or Documents. Progress is measured on contexts of held_out_length."""
+    corpus: Corpus, Documents or Texts. Progress is measured on contexts of held_out_length."""
 
     metric = "held_out_bpb"
     _SAMPLE_TOKENS = 32768
@@ -49,7 +49,7 @@ class CorpusSource:
         inputs, targets = self._sample
         bits = workers.map(lambda i: token_bits(model, inputs[i:i + 4], targets[i:i + 4]),
                            range(0, len(inputs), 4))
-        return bits_per_byte(np.concatenate(list(bits)), targets)
+        return float(np.sum(np.concatenate(list(bits)), dtype=np.float64)) / self._corpus.n_bytes(targets)
 
     def state(self):
         return self._sampler.state()

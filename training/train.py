@@ -2,7 +2,8 @@
 
 A recipe is a JSON file: `config` is the model's config.json, `task` the fields of a task of
 tasks.py or {"name": "python_files"} or {"name": "python_documents"}, the two forms of the byte
-corpus (without it: python_files), or {"name": "conversations"}, the scripted ones of conversations.py,
+corpus (without it: python_files), or {"name": "texts"}, texts in tokens of their own (texts.py), or
+{"name": "conversations"}, the scripted ones of conversations.py,
 whose `tokenizer` is a path relative to the recipe's folder and `agents` the share that has the shape of coding
 agents' (agent_conversations.py). `training` values for the options below, `score` values for those
 of score.py, which reproduce.py passes on. Options on the command line override the recipe's."""
@@ -24,7 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from chat.bpe import load_tokenizer
-from data import DEFAULT_ROOT, VOCAB_SIZE, Corpus, DataError, Documents
+from data import DEFAULT_ROOT, Corpus, DataError, Documents
 from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, config_from_dict, config_to_dict,
                         read_json_object, with_changes)
 from ovq.dictionary import ABLATIONS
@@ -35,11 +36,12 @@ import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
 from sources import NO_TARGET, ConversationSource, CorpusSource, TaskSource
 from tasks import TaskError, json_fields, make_task, read_fields
+from texts import Texts
 
 CHECKPOINT = "checkpoint.pt"
 FIRST_SIGN_SECONDS = 3
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # one row for each token
-CORPORA = {"python_files": Corpus, "python_documents": Documents}
+CORPORA = {"python_files": Corpus, "python_documents": Documents, "texts": Texts}
 # The history has a row every --log-steps; held_out (the source defines it) every --eval-steps.
 CURVE_COLUMNS = ("step", "tokens", "seconds", "context_length", "max_centroids",
                  "train_bits_per_token", "held_out")
@@ -72,7 +74,8 @@ def make_parser():
         "orthogonal update; exact_keys: Transformer-VQ without a codebook")
     add("--token-shift", action="store_true", help="attention layers learn by how much q, k and v, channel by "
         "channel, are those of the token before: the config's token_shift")
-    add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte corpus)")
+    add("--data-root", default=DEFAULT_ROOT, help="folder of the standard library (byte corpus), or of texts with "
+        "their tokenizer.json (texts)")
     add("--steps", type=int, default=0, help="length of the run in steps")
     add("--last-step", type=int, help="end there, though the schedule of --steps goes on: for weights that are averaged "
         "with others (export.py --mean-with), which takes the place of a slow end")
@@ -195,20 +198,19 @@ def make_source(recipe, args, config):
     fields = recipe.get("task", {"name": "python_files"})
     if fields.get("name") == "conversations":
         return make_conversation_source(fields, args, config)
-    corpus = CORPORA.get(fields.get("name"))
-    task = None if corpus else make_task(fields)
-    needed = VOCAB_SIZE if corpus else task.vocab_size
-    if needed > config.vocab_size:
-        raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {needed}")
+    if fields.get("name") in CORPORA and len(fields) > 1:
+        raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
+    corpus = CORPORA[fields["name"]](args.data_root) if fields.get("name") in CORPORA else None
+    data = corpus or make_task(fields)
+    if data.vocab_size > config.vocab_size:
+        raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {data.vocab_size}")
     if corpus:
-        if len(fields) > 1:
-            raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
-        return CorpusSource(corpus(args.data_root), args.held_out_length, args.seed)
+        return CorpusSource(corpus, args.held_out_length, args.seed)
     if args.variety is not None and args.variety <= 0:
         raise ValueError(f"--variety: {args.variety} is not positive")
     if args.widen is not None and not 0 < args.widen <= 1:
         raise ValueError(f"--widen: {args.widen} is not above 0 and at most 1")
-    return TaskSource(task, args.held_out_length, args.seed, args.variety, args.widen,
+    return TaskSource(data, args.held_out_length, args.seed, args.variety, args.widen,
                       args.unscored_weight)
 
 
@@ -290,7 +292,7 @@ def make_optimizer(model, args):
               {"params": tables, "weight_decay": args.weight_decay, "lr_scale": 1.0},
               {"params": others, "weight_decay": 0.0, "lr_scale": 1.0},
               {"params": betas, "weight_decay": 0.0, "lr_scale": args.beta_lr_scale}]
-    return Muon(groups, lr=args.lr, betas=(0.9, args.adam_beta2), foreach=True)
+    return Muon(groups, DTYPES[args.compute_dtype], lr=args.lr, betas=(0.9, args.adam_beta2), foreach=True)
 
 
 class Trainer:

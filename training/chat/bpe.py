@@ -10,6 +10,8 @@ import heapq
 import json
 import re
 
+import numpy as np
+
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 MARKS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 LITTLE_WORDS = ("the a an is are of to in and or you I it that for with my your me be not do can what "
@@ -135,6 +137,13 @@ class Tokenizer:
         spoken = b"".join(self._texts[i].encode() if self._texts[i] in self.added else
                           bytes(_BYTES[char] for char in self._texts[i]) for i in ids)
         return spoken.decode(errors="replace")
+
+    def token_bytes(self):
+        """Returns the bytes that each token stands for, int64 [size]; 0: an added token."""
+        lengths = np.zeros(self.size, np.int64)
+        for symbols, i in self.vocab.items():  # a byte is a character here
+            lengths[i] = len(symbols)
+        return lengths
 
     def to_json(self):
         added = [{"id": i, "content": text, "single_word": False, "lstrip": False, "rstrip": False,

@@ -11,6 +11,11 @@ from data import (BOS, EOS, HELD_OUT, HELD_OUT_DOCUMENTS, Corpus, DataError, Doc
                   DocumentSampler, WindowSampler, context, n_bytes, spread_contexts)
 
 
+def places(first, end):
+    """Returns a stream: bos, then for each place from 1 on the number first + place."""
+    return np.array([BOS, *range(first + 1, end)], np.uint16)
+
+
 class CorpusTest(unittest.TestCase):
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
@@ -62,7 +67,7 @@ class CorpusTest(unittest.TestCase):
             Documents(self.root)
 
     def test_contexts_predict_the_next_byte_after_bos(self):
-        inputs, targets = context(np.arange(10, 20, dtype=np.uint16), 3, 4)
+        inputs, targets = context(places(10, 20), 3, 4)
         self.assertEqual(inputs.tolist(), [BOS, 13, 14, 15])
         self.assertEqual(targets.tolist(), [13, 14, 15, 16])
 
@@ -80,7 +85,7 @@ class CorpusTest(unittest.TestCase):
     def test_document_contexts_lie_within_documents_at_random_places(self):
         # token = 1000 * document + place, so that every context shows its origin
         sizes = {"a": 41, "b": 121, "c": 10}
-        documents = {name: (1000 * i + np.arange(size)).astype(np.uint16)
+        documents = {name: places(1000 * i, 1000 * i + size)
                      for i, (name, size) in enumerate(sizes.items())}
         n, length = 4000, 16
         inputs, targets = DocumentSampler(documents, seed=1).next(length, n)
@@ -109,7 +114,7 @@ class CorpusTest(unittest.TestCase):
             self.assertFalse(np.array_equal(first[:, :10], expected[:, :10]))
 
     def test_spread_contexts_reach_from_the_first_place_to_the_last(self):
-        streams = [np.arange(0, 10), np.arange(100, 103), np.arange(200, 220)]
+        streams = [places(0, 10), places(100, 103), places(200, 220)]
         inputs, targets = spread_contexts(streams, 8, 14)
         # places for 8 tokens after the first: 2 in the first stream, none, 12 in the last
         self.assertEqual(targets[:, 0].tolist(), [1, 2, *range(201, 213)])

@@ -472,7 +472,9 @@ class TrainingTest(unittest.TestCase):
                 args, recipe = train.parse_args()
                 config = train.make_config(recipe, args.mixer)
                 parse_phases(args.phases)
-                if recipe.get("task", {}).get("name") in (None, *train.CORPORA):
+                if recipe.get("task", {}).get("name") == "texts":
+                    self.assertEqual((config.tokenizer, config.bos_token_id), ("", 0))
+                elif recipe.get("task", {}).get("name") in (None, *train.CORPORA):
                     self.assertEqual((config.vocab_size, config.tokenizer), (258, "bytes"))
                 else:
                     train.make_source(recipe, args, config).next(512, 1, 0)
