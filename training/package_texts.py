@@ -58,7 +58,7 @@ def main():
     for part in PARTS:
         os.makedirs(os.path.join(args.out, part), exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        # As the caller: apt-get's own user may not write here.
+        # apt-get runs as the caller, since its own user may not write here.
         subprocess.run(["apt-get", "-q", "-o", "APT::Sandbox::User=root", "download", *packages], cwd=folder, check=True,
                        stdout=subprocess.DEVNULL)
         for name in os.listdir(folder):
