@@ -11,8 +11,8 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "base/machine.h"
 #include "base/problems.h"
-#include "base/processors.h"
 #include "base/status_macros.h"
 #include "kernels/common/device_memory.h"
 #include "kernels/common/product_choices.h"
@@ -20,7 +20,6 @@
 #include "model/cache_policy.h"
 #include "model/load_config.h"
 #include "model/weights.h"
-#include "server/telemetry/process_stats.h"
 
 namespace ovq::server {
 namespace {
@@ -243,7 +242,7 @@ engine::EngineModel ToEngineModel(const Loaded& loaded, const Options& options) 
 absl::StatusOr<size_t> StateMemoryBytes(const Options& options, const model::ModelConfig& config,
                                         kernels::DeviceContext& context) {
   std::optional<kernels::GpuInfo> gpu = context.Gpu();
-  if (!gpu) return options.state_memory_bytes.value_or(AvailableMemoryBytes() / 2);
+  if (!gpu) return options.state_memory_bytes.value_or(UsableMemory().available / 2);
   // A GPU does not swap: promising memory that it does not have would end the server later.
   const size_t step = BatchScratchBytes(config, options);
   gpu->free_bytes += context.scratch().capacity_bytes();  // part of a batch's scratch memory

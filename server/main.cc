@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -20,6 +19,7 @@
 #include "absl/strings/str_format.h"
 #include "absl/time/clock.h"
 #include "base/files.h"
+#include "base/machine.h"
 #include "base/out_of_memory.h"
 #include "base/problems.h"
 #include "base/service_notifier.h"
@@ -243,10 +243,8 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   const CopyMemory copies = CopyMemoryFor(options, state_memory);
   engine_options.checkpoint_memory_bytes = copies.checkpoints;
   engine_options.prefix_memory_bytes = copies.prefixes;
-  const size_t request_memory =
-      options.request_memory_bytes.value_or(static_cast<size_t>(sysconf(_SC_PHYS_PAGES)) *
-                                            static_cast<size_t>(sysconf(_SC_PAGESIZE)) / 8);
-  engine_options.request_memory = std::make_shared<ByteBudget>(request_memory);
+  engine_options.request_memory =
+      std::make_shared<ByteBudget>(options.request_memory_bytes.value_or(UsableMemory().total / 8));
   engine::EngineModel served = ToEngineModel(loaded, options);
   LogSummary(model, description, served, engine_options, log);
 

@@ -95,7 +95,7 @@ void AddMemory(Flags& flags, Options& o) {
       "request-memory", "SIZE", Size(o.request_memory_bytes),
       "budget of the host's memory for the messages of calls and their answers; a client may\n"
       "have half of what others leave",
-      "an eighth of the machine's");
+      "an eighth of the memory that the process may use");
   flags.Add(
       "prefix-memory", "SIZE", SizeOrZero(o.prefix_memory_bytes),
       "budget of the host's memory for states behind prompts and answers (of conversations, and\n"
@@ -330,8 +330,9 @@ void AddSecurity(Flags& flags, Options& o) {
             "time from a connection to the end of its TLS and HTTP/2 handshakes; over HTTP, also\n"
             "for the header of a request");
   flags.Add("http-max-connections", "N", Number(o.http.max_connections, 1, 1 << 20),
-            "open connections of the HTTP front; for further ones, those end that have waited\n"
-            "longest for a request, and without such, the new ones do");
+            "open connections of the HTTP front; for a further one, that ends which has waited longest\n"
+            "for a request; without such, the newest of the address that has most, or the new one\n"
+            "if its own address has no fewer");
   flags.Add(
       "http-allowed-hosts", "NAME,NAME,...", Parsed(o.browsers.hosts, "", ParseAllowedHosts),
       "names beside localhost and this machine's loopback addresses that a request's header\n"

@@ -1,11 +1,13 @@
 """ovq-server as a plain container of Ray Serve: each replica runs one server and passes requests on to
-its HTTP front, answers as they come. The image has Ray and the server (deploy/docker/Dockerfile).
+its HTTP front, answers as they come. The image has Ray beside the server (deploy/docker/Dockerfile has the
+server alone).
 
     serve run ovq_serve:build model=/usr/local/share/ovq-server/models/python-bytes
 
 docs/operations.md, "As a container of KServe or Ray Serve", says what was tried."""
 
 import asyncio
+import os
 import signal
 import subprocess
 
@@ -20,7 +22,9 @@ class Server:
     def __init__(self, program, model, *options):
         self._process = subprocess.Popen(
             [program, f"--model={model}", "--http-listen=127.0.0.1:0", "--listen=127.0.0.1:0",
-             f"--drain-timeout={DRAIN_SECONDS}s", *options], stdout=subprocess.PIPE)
+             f"--drain-timeout={DRAIN_SECONDS}s", *options], stdout=subprocess.PIPE,
+            # Replicas share a machine, so each has a port of its own for metrics.
+            env={"OVQ_METRICS_ADDRESS": "127.0.0.1:0", **os.environ})
         with self._process.stdout as output:
             addresses = output.readline() + output.readline()  # of gRPC and of HTTP, once it listens
         if not addresses:

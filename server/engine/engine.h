@@ -17,7 +17,7 @@
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
-#include "base/processors.h"
+#include "base/machine.h"
 #include "kernels/common/device.h"
 #include "server/engine/common/admission.h"
 #include "server/engine/common/engine_api.h"

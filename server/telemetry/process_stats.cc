@@ -8,8 +8,6 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
-#include <limits>
-#include <string>
 #include <system_error>
 
 #include "absl/time/clock.h"
@@ -17,14 +15,10 @@
 namespace ovq::server {
 namespace {
 
-// The number behind `key` in a file of "key number" lines; 0 without the key.
-size_t ReadValue(const char* path, const std::string& key) {
-  std::ifstream file(path);
-  for (std::string word; file >> word;) {
-    size_t value = 0;
-    if (word == key && file >> value) return value;
-  }
-  return 0;
+int64_t CountEntries(const char* folder) {
+  std::error_code ignored;
+  const std::filesystem::directory_iterator entries(folder, ignored);
+  return std::distance(begin(entries), end(entries));
 }
 
 // Taken as soon as the program's own code runs.
@@ -34,18 +28,6 @@ const absl::Time kProcessStart = absl::Now();
 
 double ProcessStartTimeSeconds() {
   return absl::ToDoubleSeconds(kProcessStart - absl::UnixEpoch());
-}
-
-size_t AvailableMemoryBytes() {
-  size_t available = ReadValue("/proc/meminfo", "MemAvailable:") * 1024;
-  // "max" stands for no limit: then the read fails and MemAvailable holds.
-  size_t limit = 0;
-  size_t used = 0;
-  if (std::ifstream("/sys/fs/cgroup/memory.max") >> limit &&
-      std::ifstream("/sys/fs/cgroup/memory.current") >> used) {
-    available = std::min(available, limit - std::min(used, limit));
-  }
-  return available;
 }
 
 ProcessStats ReadProcessStats() {
@@ -60,14 +42,12 @@ ProcessStats ReadProcessStats() {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
   stats.resident_bytes = resident_pages * page;
   stats.virtual_bytes = virtual_pages * page;
-  std::error_code ignored;
-  const std::filesystem::directory_iterator fds("/proc/self/fd", ignored);
   // Without the descriptor that lists them.
-  stats.open_fds = std::max<int64_t>(std::distance(begin(fds), end(fds)) - 1, 0);
+  stats.open_fds = std::max<int64_t>(CountEntries("/proc/self/fd") - 1, 0);
   rlimit limit{};
   getrlimit(RLIMIT_NOFILE, &limit);
   stats.max_fds = static_cast<int64_t>(limit.rlim_cur);
-  stats.threads = static_cast<int64_t>(ReadValue("/proc/self/status", "Threads:"));
+  stats.threads = CountEntries("/proc/self/task");
   return stats;
 }
 

@@ -6,8 +6,6 @@
 
 namespace ovq::server {
 
-// Bytes that can be allocated without swapping: MemAvailable, or less under a cgroup's limit.
-size_t AvailableMemoryBytes();
 struct ProcessStats {
   double cpu_seconds = 0;  // user and system, all threads
   size_t resident_bytes = 0, virtual_bytes = 0;

@@ -128,7 +128,7 @@ class ByDefault(unittest.TestCase):
         self.assertGreater(size(limits["memory"]), size(self.options["state-memory"]) + (1 << 30))
 
     def test_threads_follow_the_limit(self):
-        # --threads defaults to the processors of the quota (base/processors.h).
+        # --threads defaults to the processors of the quota (base/machine.h).
         resources = self.container["resources"]
         self.assertEqual(resources["limits"]["cpu"], resources["requests"]["cpu"])
         self.assertNotIn("threads", self.options)

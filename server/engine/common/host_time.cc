@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "base/processors.h"
+#include "base/machine.h"
 
 namespace ovq::engine {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "base/processors.h"
+#include "base/machine.h"
 #include "server/engine/common/engine_api.h"
 
 namespace ovq::server::test {

@@ -7,7 +7,7 @@
 #include <future>
 #include <thread>
 
-#include "base/processors.h"
+#include "base/machine.h"
 
 namespace ovq::engine {
 namespace {

@@ -1,4 +1,4 @@
-#include "base/processors.h"
+#include "base/machine.h"
 
 #include <gtest/gtest.h>
 #include <sched.h>
@@ -88,6 +88,73 @@ TEST_F(Processors, VersionOne) {
   EXPECT_EQ(UsableProcessors(root_), 1);
   Write("sys/fs/cgroup/cpu,cpuacct/docker/x/cpu.cfs_quota_us", "-1\n");
   EXPECT_EQ(UsableProcessors(root_), MaskSize());
+}
+
+class Memory : public Processors {
+ protected:
+  static constexpr size_t kGib = size_t{1} << 30;
+  Memory() {
+    Write("proc/meminfo", "MemTotal:  8388608 kB\nMemFree: 1 kB\nMemAvailable: 6291456 kB\n");
+  }
+
+  void ExpectGib(double total, double available) {
+    const MemoryBytes bytes = UsableMemory(root_);
+    EXPECT_EQ(bytes.total, static_cast<size_t>(total * kGib));
+    EXPECT_EQ(bytes.available, static_cast<size_t>(available * kGib));
+  }
+  void WriteGroup(const std::string& folder, const std::string& limit, size_t used) {
+    Write(folder + "/memory.max", limit + "\n");
+    Write(folder + "/memory.current", std::to_string(used) + "\n");
+  }
+};
+
+TEST_F(Memory, OfTheMachineWithoutALimit) {
+  ExpectGib(8, 6);
+  Write("proc/self/cgroup", "0::/a.slice/b.service\n");
+  WriteGroup("sys/fs/cgroup/a.slice/b.service", "max", 5 * kGib);
+  ExpectGib(8, 6);
+  WriteGroup("sys/fs/cgroup/a.slice/b.service", std::to_string(100 * kGib), kGib);
+  ExpectGib(8, 6);
+}
+
+TEST_F(Memory, LimitOfTheGroupOrOfOneAboveIt) {
+  Write("proc/self/cgroup", "0::/a.slice/b.service\n");
+  WriteGroup("sys/fs/cgroup/a.slice/b.service", std::to_string(4 * kGib), kGib);
+  ExpectGib(4, 3);
+  WriteGroup("sys/fs/cgroup/a.slice", std::to_string(3 * kGib), 2 * kGib);
+  ExpectGib(3, 1);
+}
+
+TEST_F(Memory, LimitWhereTheMountBeginsAtTheGroup) {
+  Write("proc/self/cgroup", "0::/kubepods/pod7/c1\n");  // a path of the host, missing here
+  WriteGroup("sys/fs/cgroup", std::to_string(2 * kGib), 3 * kGib);
+  ExpectGib(2, 0);
+}
+
+TEST_F(Memory, PagesOfFilesThatAreNotInUseAreAvailable) {
+  Write("proc/self/cgroup", "0::/\n");
+  WriteGroup("sys/fs/cgroup", std::to_string(4 * kGib), 4 * kGib);
+  Write("sys/fs/cgroup/memory.stat",
+        "anon 1\nactive_file 5\ninactive_file " + std::to_string(kGib) + "\n");
+  ExpectGib(4, 1);
+}
+
+TEST_F(Memory, VersionOne) {
+  Write("proc/self/cgroup", "4:cpu,cpuacct:/docker/x\n2:memory:/docker/x\n");
+  Write("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", std::to_string(2 * kGib) + "\n");
+  Write("sys/fs/cgroup/memory/docker/x/memory.usage_in_bytes", std::to_string(kGib) + "\n");
+  Write("sys/fs/cgroup/memory/docker/x/memory.stat",
+        "inactive_file 1\ntotal_inactive_file " + std::to_string(kGib / 2) + "\n");
+  ExpectGib(2, 1.5);
+  // No limit.
+  Write("sys/fs/cgroup/memory/docker/x/memory.limit_in_bytes", "9223372036854771712\n");
+  ExpectGib(8, 6);
+}
+
+TEST(UsableMemory, OfThisMachine) {
+  const MemoryBytes bytes = UsableMemory();
+  EXPECT_GT(bytes.available, size_t{1} << 20);
+  EXPECT_LE(bytes.available, bytes.total);
 }
 
 void UseFor(absl::Duration time) {

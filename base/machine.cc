@@ -1,4 +1,4 @@
-#include "base/processors.h"
+#include "base/machine.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -40,38 +40,90 @@ double ReadQuota(const std::string& folder, bool is_version_2) {
   return quota > 0 && period > 0 ? quota / period : kNoQuota;
 }
 
-// The smallest quota of the group and all above it. In a container the mount may begin at the group
+// The number behind `key` in a file of lines "KEY NUMBER ..."; 0 without the key.
+size_t ReadValue(const std::string& path, std::string_view key) {
+  std::ifstream file(path);
+  for (std::string word; file >> word;) {
+    size_t value = 0;
+    if (word == key && file >> value) return value;
+  }
+  return 0;
+}
+
+// The number in a file; unset if it has none, such as "max".
+std::optional<size_t> ReadNumber(const std::string& path) {
+  std::ifstream file(path);
+  size_t value = 0;
+  if (!(file >> value)) return std::nullopt;
+  return value;
+}
+
+struct GroupFolder {
+  std::string path;
+  bool is_version_2;
+};
+
+// Adds the folders of a group and of all above it. In a container the mount may begin at the group
 // itself; the path then names nothing below it.
-double GroupQuota(const std::string& mount, std::string group, bool is_version_2) {
-  double quota = ReadQuota(mount, is_version_2);
+void AddFolders(const std::string& mount, std::string group, bool is_version_2,
+                std::vector<GroupFolder>& folders) {
+  folders.push_back({mount, is_version_2});
   while (group.size() > 1) {
-    quota = std::min(quota, ReadQuota(mount + group, is_version_2));
+    folders.push_back({mount + group, is_version_2});
     group.resize(group.rfind('/'));
   }
-  return quota;
+}
+
+// The folders of this process's control groups that may limit `controller`, and of all above them.
+// Some do not exist.
+std::vector<GroupFolder> GroupFolders(const std::string& root, std::string_view controller) {
+  std::vector<GroupFolder> folders;
+  std::ifstream groups(root + "proc/self/cgroup");  // lines "ID:CONTROLLERS:PATH"
+  for (std::string line; std::getline(groups, line);) {
+    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
+    if (parts.size() < 3) continue;
+    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',', absl::SkipEmpty());
+    const std::string mounts = root + "sys/fs/cgroup", &group = parts[2];
+    if (controllers.empty()) {
+      AddFolders(mounts, group, true, folders);
+    } else if (std::ranges::count(controllers, controller) > 0) {
+      // It is mounted by its name, or by those of all controllers of its hierarchy.
+      AddFolders(absl::StrCat(mounts, "/", std::string(controller)), group, false, folders);
+      AddFolders(absl::StrCat(mounts, "/", parts[1]), group, false, folders);
+    }
+  }
+  return folders;
 }
 
 }  // namespace
 
 int UsableProcessors(const std::string& root) {
   double quota = kNoQuota;
-  std::ifstream groups(root + "proc/self/cgroup");  // lines "ID:CONTROLLERS:PATH"
-  for (std::string line; std::getline(groups, line);) {
-    const std::vector<std::string> parts = absl::StrSplit(line, absl::MaxSplits(':', 2));
-    if (parts.size() < 3) continue;
-    const std::vector<std::string> controllers = absl::StrSplit(parts[1], ',', absl::SkipEmpty());
-    const std::string& group = parts[2];
-    if (controllers.empty()) {
-      quota = std::min(quota, GroupQuota(root + "sys/fs/cgroup", group, true));
-    } else if (std::ranges::count(controllers, "cpu") > 0) {
-      for (const char* const mount : {"sys/fs/cgroup/cpu", "sys/fs/cgroup/cpu,cpuacct"}) {
-        quota = std::min(quota, GroupQuota(root + mount, group, false));
-      }
-    }
+  for (const GroupFolder& group : GroupFolders(root, "cpu")) {
+    quota = std::min(quota, ReadQuota(group.path, group.is_version_2));
   }
   int processors = std::max(1, CountAffinityProcessors());
   if (quota < processors) processors = std::max(1, static_cast<int>(std::ceil(quota)));
   return processors;
+}
+
+MemoryBytes UsableMemory(const std::string& root) {
+  const std::string machine = root + "proc/meminfo";  // in KiB
+  MemoryBytes bytes = {.total = ReadValue(machine, "MemTotal:") * 1024,
+                       .available = ReadValue(machine, "MemAvailable:") * 1024};
+  for (const auto& [folder, is_version_2] : GroupFolders(root, "memory")) {
+    const auto limit =
+        ReadNumber(folder + (is_version_2 ? "/memory.max" : "/memory.limit_in_bytes"));
+    const auto used =
+        ReadNumber(folder + (is_version_2 ? "/memory.current" : "/memory.usage_in_bytes"));
+    if (!limit || !used) continue;
+    const size_t files =
+        ReadValue(folder + "/memory.stat", is_version_2 ? "inactive_file" : "total_inactive_file");
+    const size_t needed = *used - std::min(files, *used);
+    bytes.total = std::min(bytes.total, *limit);
+    bytes.available = std::min(bytes.available, *limit - std::min(needed, *limit));
+  }
+  return bytes;
 }
 
 clockid_t ThreadClock() {

@@ -1,6 +1,7 @@
-// The number of processors this process may keep busy, and what its threads have of them.
+// The processors and the memory that this process may use, and what its threads have of processors.
 #pragma once
 
+#include <cstddef>
 #include <ctime>
 #include <optional>
 #include <string>
@@ -13,6 +14,16 @@ namespace ovq {
 // least 1. Quotas are those of Linux control groups version 2 (cpu.max) and 1 (cpu.cfs_quota_us),
 // of the process's own group and of all above it. root: replaces "/" in tests.
 int UsableProcessors(const std::string& root = "/");
+
+struct MemoryBytes {
+  size_t total = 0;
+  size_t available = 0;  // without swapping
+};
+// The machine's memory, or less where a control group has less: the limits (version 2: memory.max,
+// 1: memory.limit_in_bytes) of the process's own group and of all above it. Of a group that is
+// available which it does not use, pages of files aside that the system would take back first.
+// 0 where the system does not tell. root: replaces "/" in tests.
+MemoryBytes UsableMemory(const std::string& root = "/");
 
 // The clock of the calling thread's processor time, which other threads may read while it lives.
 clockid_t ThreadClock();
