@@ -329,10 +329,11 @@ void AddSecurity(Flags& flags, Options& o) {
             Duration(o.listen.handshake_timeout, absl::Milliseconds(1), absl::Hours(1)),
             "time from a connection to the end of its TLS and HTTP/2 handshakes; over HTTP, also\n"
             "for the header of a request");
-  flags.Add("http-max-connections", "N", Number(o.http.max_connections, 1, 1 << 20),
-            "open connections of the HTTP front; for a further one, that ends which has waited longest\n"
-            "for a request; without such, the newest of the address that has most, or the new one\n"
-            "if its own address has no fewer");
+  flags.Add(
+      "http-max-connections", "N", Number(o.http.max_connections, 1, 1 << 20),
+      "open connections of the HTTP front; for a further one, that ends which has waited longest\n"
+      "for a request; without such, the newest of the address that has most, or the new one\n"
+      "if its own address has no fewer");
   flags.Add(
       "http-allowed-hosts", "NAME,NAME,...", Parsed(o.browsers.hosts, "", ParseAllowedHosts),
       "names beside localhost and this machine's loopback addresses that a request's header\n"
