@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,11 @@ class ByteBudget {
     std::lock_guard lock(mutex_);
     return held_;
   }
+  // How often a client was refused.
+  int64_t refusals() const {
+    std::lock_guard lock(mutex_);
+    return refusals_;
+  }
 
  private:
   friend class ByteHold;
@@ -34,7 +40,10 @@ class ByteBudget {
     const size_t mine = found == clients_.end() ? 0 : found->second;
     const size_t free = total_ - held_;
     const size_t most = free > mine ? (free - mine) / 2 : 0;
-    if (bytes > most) return most;
+    if (bytes > most) {
+      ++refusals_;
+      return most;
+    }
     held_ += bytes;
     if (bytes > 0) clients_[client] += bytes;
     return std::nullopt;
@@ -50,6 +59,7 @@ class ByteBudget {
   const size_t total_;
   mutable std::mutex mutex_;  // guards the members below
   size_t held_ = 0;
+  int64_t refusals_ = 0;
   std::map<std::string, size_t> clients_;  // bytes held by each client that holds any
 };
 

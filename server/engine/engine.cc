@@ -162,6 +162,7 @@ EngineStats Engine::Stats() const {
   stats.host = options().host_time->stats();
   stats.request_bytes = options().request_memory->held();
   stats.request_bytes_budget = options().request_memory->total();
+  stats.request_refusals = options().request_memory->refusals();
   return stats;
 }
 

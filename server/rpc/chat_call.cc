@@ -73,7 +73,13 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
   }
 
   void OnStreamEnd(const absl::Status& status) override {
-    // After a cancelled turn, which has its Finished, the conversation goes on.
+    // After a cancelled turn the conversation goes on. One that had not begun has no Finished yet.
+    const bool cancelled = absl::IsCancelled(status) && turn_cancelled_;
+    if (cancelled && !turn_result_) {
+      engine::Finished finished = {.reason = engine::FinishReason::kCancelled};
+      finished.usage.position = position_;
+      HandleFinished(finished);
+    }
     if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
     phase_ = Phase::kIdle;
     pump_ = nullptr;
@@ -122,7 +128,10 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
         return HandleTurn(message.turn());
       case v1::ChatRequest::kCancel:
         // Without a running turn, the turn ended while the cancel was on its way.
-        if (phase_ == Phase::kTurn) pump_->Cancel();
+        if (phase_ == Phase::kTurn) {
+          turn_cancelled_ = true;
+          pump_->Cancel();
+        }
         return Read();
       case v1::ChatRequest::kOpen:
         return End(absl::InvalidArgumentError("open: expected as the first message only"));
@@ -152,7 +161,10 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
 
   void Open(const v1::ChatOpen& open) {
     phase_ = Phase::kOpening;
-    if (absl::Status status = services_.CheckServing(); !status.ok()) return Opened(status);
+    if (absl::Status status = services_.CheckServing(); !status.ok()) {
+      services_.engine.config().events.rejected(engine::RejectReason::kDraining);
+      return Opened(status);
+    }
     if (!open.has_session_id()) {
       created_ = true;
       ephemeral_ = !open.keep_session();
@@ -209,6 +221,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     phase_ = Phase::kTurn;
     if (!turn_) turn_.emplace().number = ++*record_.summary().turns;
     turn_result_.reset();
+    turn_cancelled_ = false;
     if (turn.has_sampling()) *turn_defaults_.mutable_sampling() = turn.sampling();
     if (turn.has_stop()) *turn_defaults_.mutable_stop() = turn.stop();
     if (turn.has_output()) *turn_defaults_.mutable_output() = turn.output();
@@ -328,6 +341,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
   // The running turn's Finished or PartAbsorbed. Sent once the engine has released the session, as
   // the client may answer it at once with the next turn.
   std::optional<v1::ChatResponse> turn_result_;
+  bool turn_cancelled_ = false;              // the client asked for it
   std::optional<v1::ChatTurn> queued_turn_;  // came while a part was being prefilled
   std::unique_ptr<ByteHold> turn_memory_, queued_turn_memory_;
   std::optional<TurnRecord> turn_;  // from its first part to its Finished, or the call's end

@@ -126,6 +126,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (absl::Status status = call_.record().Admit(); !status.ok()) return End(status);
     Work([this] {
       call_.record().SetCaller(options_);
+      options_.cancel = call_.record().cancel();
       if (absl::Status status = ParseSessionKey(call_, options_); !status.ok()) return End(status);
       StartRead(&part_);
     });
@@ -152,7 +153,11 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   absl::Status CheckHead(const engine::SessionImage& head) {
     RETURN_IF_ERROR(services_.engine.sessions().CheckImport(head));
     const auto tokens = static_cast<size_t>(head.length());
-    return reservation_.Reserve(head.state_bytes + tokens * sizeof(int32_t));
+    absl::Status status = reservation_.Reserve(head.state_bytes + tokens * sizeof(int32_t));
+    if (!status.ok()) {
+      services_.engine.config().events.rejected(engine::RejectReason::kStateMemory);
+    }
+    return status;
   }
 
   void Add() {

@@ -326,6 +326,8 @@ std::vector<prometheus::MetricFamily> Metrics::Collect() {
   if (read_stats) stats_ = read_stats();
   if (read_log) log_counts_ = read_log();
   ReadEngine(*this, stats_);
+  SetTo(*rejections_.at(engine::RejectReasonName(engine::RejectReason::kRequestMemory)),
+        static_cast<double>(stats_.request_refusals));
   ReadMemory(*this, model_, stats_);
   ReadLog(*this, log_counts_);
   if (read_traces) ReadTraces(*this, read_traces());

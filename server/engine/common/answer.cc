@@ -109,11 +109,23 @@ void RunningAnswer::Observe(std::span<const int32_t> tokens) {
   if (drafter_) drafter_->Add(tokens);
 }
 
+void RunningAnswer::ObserveEarlier(std::span<const int32_t> tokens) {
+  Observe(tokens);
+  AppendToTail(tokens);
+}
+
 void RunningAnswer::ObservePrompt(std::span<const int32_t> tokens) {
   Observe(tokens);
+  AppendToTail(tokens);
+  if (detokenizer_) detokenizer_->Precede(tail_);
+}
+
+void RunningAnswer::AppendToTail(std::span<const int32_t> tokens) {
   // A character has at most four bytes, so no more tokens can have begun it.
   constexpr size_t kTail = 4;
-  if (detokenizer_) detokenizer_->Precede(tokens.last(std::min(tokens.size(), kTail)));
+  tokens = tokens.last(std::min(tokens.size(), kTail));
+  tail_.insert(tail_.end(), tokens.begin(), tokens.end());
+  if (tail_.size() > kTail) tail_.erase(tail_.begin(), tail_.end() - kTail);
 }
 
 std::span<const int32_t> RunningAnswer::forced() const { return forced_; }

@@ -60,8 +60,8 @@ class RunningAnswer {
   // request and model must outlive the answer. seed: of this answer alone.
   RunningAnswer(const GenerateRequest& request, int index, uint64_t seed, const EngineModel& model);
 
-  // Counts tokens that the session consumed before this request.
-  void ObserveEarlier(std::span<const int32_t> tokens) { Observe(tokens); }
+  // Counts tokens that the session consumed before this request. Call it before ObservePrompt.
+  void ObserveEarlier(std::span<const int32_t> tokens);
   // Counts the prompt. Call it once, before the first AddDraw.
   void ObservePrompt(std::span<const int32_t> tokens);
 
@@ -118,6 +118,8 @@ class RunningAnswer {
   static constexpr size_t kMostForced = 64;  // listed at once
 
   void Observe(std::span<const int32_t> tokens);
+  // Keeps the last tokens, in which a character of the answer may have begun.
+  void AppendToTail(std::span<const int32_t> tokens);
   // Counts a token for the draws that follow.
   void ObserveOwn(int32_t token);
   // Adds the token, which the sampler has observed, to the event.
@@ -138,6 +140,7 @@ class RunningAnswer {
   const std::set<int32_t>& markers_;
   std::vector<int32_t> banned_early_;   // not drawn before min_tokens
   std::vector<int32_t> banned_always_;  // not drawn after that either (ignore_eos)
+  std::vector<int32_t> tail_;           // of what comes before the answer
   model::Sampler sampler_;
   std::optional<model::NgramDrafter> drafter_;
   std::optional<model::Detokenizer> detokenizer_;  // none if the tokenizer has no text

@@ -241,6 +241,7 @@ struct EngineStats {
   size_t state_bytes_committed = 0, state_bytes_reserved = 0, state_bytes_budget = 0;
   size_t checkpoint_bytes = 0, token_log_bytes = 0;
   size_t request_bytes = 0, request_bytes_budget = 0;  // EngineOptions::request_memory
+  int64_t request_refusals = 0;                        // for want of it
   PrefixStats prefixes;
   ConstraintStats constraints;
   HostStats host;

@@ -144,7 +144,11 @@ std::unique_ptr<QuotaHold> TenantQuotas::MakeHold(Account& account, const std::s
 ClientUse TenantQuotas::ClientUsage(const std::string& client) const {
   std::lock_guard lock(mutex_);
   const auto found = clients_.find(client);
-  return found == clients_.end() ? ClientUse{.name = client} : found->second;
+  if (found != clients_.end()) return found->second;
+  // A tenant is a client of its own name.
+  const auto account = accounts_.find(client);
+  return {.name = client,
+          .weight = account == accounts_.end() ? 1 : account->second.limits.weight.value_or(1)};
 }
 
 std::vector<ClientUse> TenantQuotas::Clients() const {

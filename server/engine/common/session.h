@@ -44,7 +44,9 @@ struct SessionOnDisk {
   // Tokens from `length` on, not yet on disk.
   std::vector<int32_t> unsaved = {};
   int64_t snapshot_at = 0;                 // tokens consumed by the state of the last snapshot
+  size_t bytes_since = 0;                  // of journal entries since that snapshot
   bool snapshotting = false;               // a snapshot is being written
+  int texts_pending = 0;                   // texts of the session that are being written
   bool behind = false;                     // a write failed: the next one writes the whole session
   absl::Time used = absl::InfinitePast();  // the last use that the disk has
 };

@@ -23,7 +23,10 @@ void Scheduler::Calibrate(Executor& executor) {
 void Scheduler::Start(std::shared_ptr<Request> request) {
   request->admitted = config_.options.clock.steady();
   request->order = next_order_++;
-  request->weight = config_.options.quotas->Weight(request->tenant);
+  // A session that is swapped in has its tenant's part, though no call is charged for it.
+  request->weight = config_.options.quotas->Weight(
+      request->session != nullptr ? request->session->info.tenant : request->tenant);
+  if (!ending_.ok()) return Fail(*request, FinishReason::kError, ending_);
   const auto n_tokens = static_cast<int64_t>(request->tokens.size());
   GenerateWork* const work = request->generate();
   const SessionWork* const session_work = request->session_work();
@@ -346,6 +349,7 @@ void Scheduler::FailDead(SteadyTime now) {
 }
 
 void Scheduler::FailAll(const absl::Status& status) {
+  ending_ = status;
   for (const std::shared_ptr<Request>& request : running_) {
     if (!request->ended) Fail(*request, FinishReason::kError, status);
   }

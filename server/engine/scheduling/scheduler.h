@@ -95,6 +95,7 @@ class Scheduler {
   BatchBuilder builder_;
   std::vector<std::shared_ptr<Request>> running_;
   int64_t next_order_ = 0;
+  absl::Status ending_;  // that of FailAll
 };
 
 }  // namespace ovq::engine

@@ -208,6 +208,7 @@ std::vector<std::shared_ptr<Session>> SessionCreator::MakeCopies(Forking& fork) 
     copy.log = session.log;
     copy.turn_ends = session.turn_ends;
     copy.unfinished = session.unfinished;
+    const auto lock = core_.table.Lock();
     core_.table.checkpoints().Share(session, copy);
   }
   return copies;

@@ -224,12 +224,30 @@ absl::StatusOr<SessionInfo> SessionOperations::Get(const std::string& id,
 
 absl::Status SessionOperations::PutText(const std::string& id, const std::string& tenant,
                                         std::string text) {
+  const SessionText kept = std::make_shared<const std::string>(std::move(text));
   return inbox_->Await<absl::Status>([&](const std::function<void(absl::Status)>& tell) {
-    const absl::StatusOr<std::shared_ptr<Session>> session = parts_.table.Find(id, tenant);
-    if (!session.ok()) return tell(session.status());
-    parts_.table.texts().Put((*session)->info, std::make_shared<const std::string>(std::move(text)),
-                             tell);
+    parts_.ownership.Acquire(id, tenant, [this, id, tenant, kept, tell](absl::Status status) {
+      if (!status.ok()) return tell(std::move(status));
+      PutTextHere(id, tenant, kept, tell);
+    });
   });
+}
+
+void SessionOperations::PutTextHere(const std::string& id, const std::string& tenant,
+                                    const SessionText& text, const StatusCallback& then) {
+  const absl::StatusOr<std::shared_ptr<Session>> found = parts_.table.Find(id, tenant);
+  if (!found.ok()) return then(found.status());
+  const std::shared_ptr<Session>& session = *found;
+  if (!session->disk) return parts_.table.texts().Put(session->info, text, then);
+  // Until the text is written, no other server acquires the session.
+  ++session->disk->texts_pending;
+  parts_.table.texts().Put(session->info, text,
+                           [inbox = inbox_, session, then](absl::Status status) {
+                             inbox->Post([session, then, status = std::move(status)]() mutable {
+                               --session->disk->texts_pending;
+                               then(std::move(status));
+                             });
+                           });
 }
 
 void SessionOperations::GetText(const std::string& id, const std::string& tenant,

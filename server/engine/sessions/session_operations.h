@@ -77,6 +77,9 @@ class SessionOperations {
   template <class T>
   void Begin(absl::Status status, std::function<void(absl::StatusOr<T>)> done,
              std::function<void(SteadyTime called, std::function<void(absl::StatusOr<T>)>)> begin);
+  // PutText on the engine thread, for a session that this server owns.
+  void PutTextHere(const std::string& id, const std::string& tenant, const SessionText& text,
+                   const StatusCallback& then);
   // Compiles the constraint of an image's unfinished answer into the options, on the caller's
   // thread.
   absl::Status ReadUnfinished(const SessionImage& image, SessionOptions& options) const;

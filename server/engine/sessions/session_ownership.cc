@@ -164,7 +164,8 @@ void SessionOwnership::AnswerTransferRequest(const std::string& id) {
   if (!found.ok()) return;
   const std::shared_ptr<Session>& session = *found;
   std::unique_lock lock = core_.table.Lock();
-  if (session->disk->snapshotting) return;  // until they ask again
+  // Until they ask again.
+  if (session->disk->snapshotting || session->disk->texts_pending > 0) return;
   if (session->info.busy || session->info.damaged_at) return store.Decline(id);
   const bool unstored = session->disk->behind || SessionPersistence::UseIsUnsaved(*session);
   const bool far_on = session->resident() &&

@@ -42,6 +42,16 @@ int64_t SnapshotSpacing(const Session& session) {
                   static_cast<int64_t>(session.state.committed_bytes / kSnapshotBytesPerToken));
 }
 
+// A journal entry's bytes beside its tokens and its unfinished answer, about.
+constexpr size_t kEntryBytes = 64;
+constexpr size_t kLeastJournalBytes = 1 << 20;
+
+// Bytes of journal entries from which on the end of a turn writes a snapshot, in whose journal they
+// are not. Turns that are taken back, and forms of unfinished answers, add bytes without tokens.
+size_t MostJournalBytes(const Session& session) {
+  return std::max(kLeastJournalBytes, session.state.committed_bytes);
+}
+
 }  // namespace
 
 StatusCallback SessionPersistence::OnEngineThread(StatusCallback then) const {
@@ -159,6 +169,7 @@ void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t b
     return Snapshot(session, std::move(saved));
   }
   store::JournalEntry entry = MakeJournalEntry(*session, begin);
+  disk.bytes_since += kEntryBytes + entry.tokens.size() * sizeof(int32_t) + entry.unfinished.size();
   config_.options.session_store->Append(
       session->info.id, std::move(entry),
       OnEngineThread([session, saved = std::move(saved)](absl::Status status) {
@@ -173,7 +184,8 @@ void SessionPersistence::SnapshotIfDue(const std::shared_ptr<Session>& session) 
   const int64_t unread = session->state.position - disk.snapshot_at;
   // Below 0 the session was rewound past its snapshot, and a restart would prefill all its tokens.
   if (disk.snapshotting || disk.behind) return;
-  if (unread >= 0 && unread < SnapshotSpacing(*session)) return;
+  const bool near = unread >= 0 && unread < SnapshotSpacing(*session);
+  if (near && disk.bytes_since < MostJournalBytes(*session)) return;
   Snapshot(session, [](const absl::Status&) {});  // a failure is harmless: the journal is complete
 }
 
@@ -186,14 +198,21 @@ void SessionPersistence::Snapshot(const std::shared_ptr<Session>& session, Statu
   head.mark = MakeMark(*session);
   disk.used = config_.options.clock.wall();
   disk.snapshotting = true;
-  disk.snapshot_at = session->state.position;
+  const int64_t at = session->state.position, before = std::exchange(disk.snapshot_at, at);
+  const size_t bytes = std::exchange(disk.bytes_since, 0);
   config_.options.session_store->Snapshot(
       std::move(head), MakeSnapshotFile(MakeImage(*session), config_.options.fleet_keys),
-      OnEngineThread([this, session, then = std::move(then)](absl::Status status) {
-        session->disk->snapshotting = false;
-        (void)IsLost(*session, status);
-        then(std::move(status));
-      }));
+      OnEngineThread(
+          [this, session, at, before, bytes, then = std::move(then)](absl::Status status) {
+            SessionOnDisk& disk = *session->disk;
+            disk.snapshotting = false;
+            if (!status.ok() && disk.snapshot_at == at) {
+              disk.snapshot_at = before;
+              disk.bytes_since += bytes;
+            }
+            (void)IsLost(*session, status);
+            then(std::move(status));
+          }));
 }
 
 void SessionPersistence::RemoveFiles(const Session& session, StatusCallback then) {

@@ -55,7 +55,8 @@ bool SessionRemoval::EvictFrom(const std::string& client, bool table) {
   }
   const int64_t position = session->position();
   core_.table.Remove(*session);
-  core_.table.Release(*session);
+  // A turn may have claimed it meanwhile; its end releases the session then.
+  if (!session->info.busy) core_.table.Release(*session);
   core_.table.ReportEvent("give_way", position);
   return true;
 }

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "server/engine/common/error_facts.h"
@@ -101,6 +102,31 @@ TEST(Clients, SessionsInUseMakeWayToo) {
   EXPECT_TRUE(engine.Run(Of("new", 20)).status.ok());
   EXPECT_EQ(engine.SettledStats().requests_running, 1);
   for (const std::shared_ptr<TokenStream>& stream : streams) stream->Cancel();
+}
+
+TEST(Clients, ATurnMayComeWhileItsSessionMakesWay) {
+  TestEngine engine(WithSessions(4));
+  for (int round = 0; round < 100; ++round) {
+    std::vector<std::string> many;
+    for (int i = 0; i < 4; ++i) many.push_back(engine.NewSession(SessionOf("many")).id);
+    std::thread turns([&] {
+      for (const std::string& id : many) {
+        GenerateRequest turn = Turn(id, {1, 2}, 2);
+        turn.client = "many";
+        const auto stream = std::make_shared<TokenStream>(16);
+        absl::Status status = engine->Submit(turn, stream);
+        if (status.ok()) status = ReadAll(*stream).status;
+        EXPECT_TRUE(status.ok() || absl::IsNotFound(status) || absl::IsResourceExhausted(status))
+            << status;
+      }
+    });
+    std::vector<std::string> others;
+    for (int i = 0; i < 2; ++i) others.push_back(engine.NewSession(SessionOf("new")).id);
+    turns.join();
+    for (const std::string& id : others) EXPECT_TRUE(engine->sessions().Delete(id, "").ok());
+    for (const std::string& id : many) (void)engine->sessions().Delete(id, "");  // some are gone
+    EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);
+  }
 }
 
 TEST(Clients, WhatIsPushedOutOfTheQueueIsTold) {

@@ -20,6 +20,7 @@
 #include "server/engine/common/session_image.h"
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
+#include "tests/server/engine/forms.h"
 #include "tests/test_util.h"
 
 namespace ovq::engine::test {
@@ -373,6 +374,41 @@ TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
   Kill();
   EXPECT_EQ(Info(id).position, 18);
   EXPECT_EQ(State(engine(), id), state);
+}
+
+TEST_F(Durable, ASnapshotThatFailedIsWrittenWithTheNextTurn) {
+  Start();
+  const std::string id = Open(10);
+  const std::string part = path_ + "/" + id + ".journal.part";
+  std::filesystem::create_directory(part);  // so that the journal cannot be written anew
+  EXPECT_TRUE(engine().Run(Turn(id, SomeTokens(600, 4), 3)).status.ok());
+  for (int i = 0; i < 60'000 && snapshots_ < 1; ++i) absl::SleepFor(absl::Milliseconds(1));
+  std::filesystem::remove(part);
+  engine().AwaitBoundary();  // the engine knows that it failed
+  EXPECT_TRUE(engine().Run(Turn(id, {1}, 1)).status.ok());
+  for (int i = 0; i < 60'000 && snapshots_ < 2; ++i) absl::SleepFor(absl::Milliseconds(1));
+  EXPECT_EQ(snapshots_, 2);
+  Kill();
+  EXPECT_TRUE(engine().Run(Turn(id, {1}, 1)).status.ok());
+  EXPECT_LT(replayed_, 600);
+}
+
+// Each call without a prompt stores the form that it goes on with.
+TEST_F(Durable, AJournalIsBoundedWhateverItsEntriesHold) {
+  Start();
+  const std::string id = Open(10);
+  GenerateRequest first = Turn(id, {1}, 1);
+  first.constraint = Compiled(AnswerForm::Choice(
+      {AnswerForm::Literal(std::string(40'000, 'a')), AnswerForm::Literal("a!")}));
+  EXPECT_TRUE(engine().Run(first).status.ok());
+  for (int call = 0; call < 60; ++call) EXPECT_TRUE(engine().Run(Turn(id, {}, 1)).status.ok());
+  const std::string journal = SessionFile(id, ".journal");
+  constexpr uintmax_t kMost = 3 << 19;  // a MiB, and what came while a snapshot was written
+  for (int i = 0; i < 60'000 && std::filesystem::file_size(journal) > kMost; ++i) {
+    absl::SleepFor(absl::Milliseconds(1));
+  }
+  EXPECT_LT(std::filesystem::file_size(journal), kMost);
+  EXPECT_GE(snapshots_, 1);
 }
 
 // A state that is read straight into its address range: 33,000 slots of 64 bytes.

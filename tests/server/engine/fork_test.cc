@@ -1,6 +1,7 @@
 // Copies of sessions and of prompts' states: they are equal to the byte, made all or not at all,
 // and no other request waits for all of them.
 #include <algorithm>
+#include <atomic>
 #include <set>
 #include <string>
 #include <thread>
@@ -69,6 +70,26 @@ TEST(Fork, CopiesGoOnFromTheSameBytesIndependently) {
   EXPECT_EQ(again->front().expires, again->front().last_used + absl::Minutes(1));
   EXPECT_EQ(engine.Run(Turn(again->front().id, {}, 6)).of[0].tokens,
             engine.Run(Turn((*copies)[1].id, {}, 6)).of[0].tokens);
+}
+
+TEST(Fork, OthersMayAskMeanwhile) {
+  TestEngine engine;
+  const std::string id = engine.NewSession().id;
+  for (int turn = 0; turn < 4; ++turn) engine.Run(Turn(id, SomeTokens(70, 4), 3));
+  std::atomic<bool> ended = false;
+  std::thread asking([&] {
+    while (!ended) EXPECT_TRUE(engine->sessions().Get(id, "").ok());
+  });
+  for (int i = 0; i < 50; ++i) {
+    const auto copies = Fork(engine, {.session_id = id, .count = 4});
+    EXPECT_TRUE(copies.ok()) << copies.status();
+    if (!copies.ok()) break;
+    for (const SessionInfo& copy : *copies) {
+      EXPECT_TRUE(engine->sessions().Delete(copy.id, "").ok());
+    }
+  }
+  ended = true;
+  asking.join();
 }
 
 TEST(Fork, AnEmptySessionHasEmptyCopies) {

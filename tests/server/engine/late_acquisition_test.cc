@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "server/disk/session_folder.h"
+#include "tests/server/engine/delegating_store.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
@@ -15,21 +16,20 @@ namespace {
 using testing::HasSubstr;
 
 // A folder whose next acquisition is lost, on its way to the engine or when ownership is confirmed.
-class LosingStore final : public store::SessionStore {
+class LosingStore final : public DelegatingStore {
  public:
-  explicit LosingStore(std::unique_ptr<store::SessionStore> folder) : folder_(std::move(folder)) {}
+  using DelegatingStore::DelegatingStore;
 
   std::atomic<bool> loses = false, sure = true;
   std::atomic<int> acquisitions = 0;
 
-  absl::StatusOr<store::RecoveredSessions> Recover() override { return folder_->Recover(); }
   void Acquire(const std::string& id, Acquired done) override {
-    folder_->Acquire(id, [this, id, done](absl::StatusOr<store::FoundSession> found) {
+    DelegatingStore::Acquire(id, [this, id, done](absl::StatusOr<store::FoundSession> found) {
       ++acquisitions;
       last_ = id;
       if (loses.exchange(false)) {
         found->still_owned = [] { return false; };
-        folder_->Release(id);
+        Release(id);
         listener_.lost(id);
       }
       done(std::move(found));
@@ -38,48 +38,16 @@ class LosingStore final : public store::SessionStore {
   bool sure_of_ownership() const override { return sure; }
   void ConfirmOwnership(Done done) override {
     sure = true;
-    folder_->Release(last_);
+    Release(last_);
     listener_.lost(last_);
     done(absl::OkStatus());
   }
   void SetListener(store::OwnershipListener listener) override {
     listener_ = listener;
-    folder_->SetListener(std::move(listener));
+    DelegatingStore::SetListener(std::move(listener));
   }
-  void Release(const std::string& id) override { folder_->Release(id); }
-  void Decline(const std::string& id) override { folder_->Decline(id); }
-  void Quarantine(const std::string& id) override { folder_->Quarantine(id); }
-  size_t owned() const override { return folder_->owned(); }
-  void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
-              MakeSnapshot snapshot, Done done) override {
-    folder_->Create(std::move(head), std::move(entries), std::move(snapshot), std::move(done));
-  }
-  void Append(const std::string& id, store::JournalEntry entry, Done done) override {
-    folder_->Append(id, std::move(entry), std::move(done));
-  }
-  void Snapshot(store::JournalHead head, MakeSnapshot snapshot, Done done) override {
-    folder_->Snapshot(std::move(head), std::move(snapshot), std::move(done));
-  }
-  void Remove(const std::string& id, Done done) override { folder_->Remove(id, std::move(done)); }
-  void PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done) override {
-    folder_->PutText(id, std::move(text), std::move(done));
-  }
-  void RemoveText(const std::string& id) override { folder_->RemoveText(id); }
-  void ReadText(const std::string& id,
-                std::function<void(absl::StatusOr<std::string>)> done) override {
-    folder_->ReadText(id, std::move(done));
-  }
-  void Read(const std::string& id,
-            std::function<void(absl::StatusOr<store::StoredSession>)> opened) override {
-    folder_->Read(id, std::move(opened));
-  }
-  void ReportRead(const store::StoredSession& stored, const absl::Status& status) const override {
-    folder_->ReportRead(stored, status);
-  }
-  void Run(std::function<void()> work) override { folder_->Run(std::move(work)); }
 
  private:
-  const std::unique_ptr<store::SessionStore> folder_;
   store::OwnershipListener listener_;
   std::string last_;  // the session that was acquired
 };

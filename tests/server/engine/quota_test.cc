@@ -159,6 +159,15 @@ GenerateRequest RequestOf(const std::string& tenant, int64_t n_prompt, int64_t m
   return request;
 }
 
+TEST(Quota, AClientThatHoldsNothingHasItsTenantsWeight) {
+  const auto quotas = std::make_shared<TenantQuotas>();
+  quotas->SetLimits({{"heavy", {.weight = 4}}});
+  EXPECT_EQ(quotas->ClientUsage("heavy").weight, 4);
+  EXPECT_EQ(quotas->ClientUsage("other").weight, 1);
+  const auto hold = quotas->Hold("heavy", 1, 100);
+  EXPECT_EQ(quotas->ClientUsage("heavy").weight, 4);
+}
+
 TEST(EngineQuota, SessionsHoldTheirCapUntilDeleted) {
   std::shared_ptr<TenantQuotas> quotas;
   std::map<RejectReason, int> rejected;

@@ -14,6 +14,13 @@ namespace {
 
 using testing::HasSubstr;
 
+TEST(Session, ACharacterThatTwoTurnsShareIsWhole) {
+  TestEngine engine({}, {}, {}, [](FakeModel& model) { model.Script(2, "\xe2\x82\xac!"); });
+  const std::string id = engine.NewSession().id;
+  EXPECT_EQ(engine.Run(Turn(id, {'a', 'b'}, 2)).of[0].text, "\xef\xbf\xbd");
+  EXPECT_EQ(engine.Run(Turn(id, {}, 2)).of[0].text, "\xe2\x82\xac!");
+}
+
 TEST(Session, KeepsTheVariantItWasCreatedWith) {
   TestEngine engine({}, {.exact_too = true});
   SessionOptions options;

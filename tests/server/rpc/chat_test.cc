@@ -116,6 +116,21 @@ TEST_F(Chat, CancelledTurnKeepsTheSession) {
   EXPECT_EQ(next.started.cached_tokens(), cancelled.finished.at(0).usage().position());
 }
 
+TEST_F(Chat, ATurnThatIsCancelledBeforeItBeginsKeepsTheSession) {
+  grpc::ClientContext context;
+  const auto stream = Open(context);
+  Turn(*stream, TurnMessage("ab", 5));
+  // The cancel comes while the text is tokenized.
+  ASSERT_TRUE(stream->Write(TurnMessage(std::string(900'000, 'x'), kUnendingTurn)));
+  ASSERT_TRUE(stream->Write(CancelMessage()));
+  Collected cancelled;
+  ASSERT_TRUE(ReadTurn(*stream, cancelled));
+  EXPECT_EQ(cancelled.finished.at(0).reason(), v1::FINISH_REASON_CANCELLED);
+  const Collected next = Turn(*stream, TurnMessage("cd", 5));
+  EXPECT_EQ(next.tokens.size(), 5u);
+  EXPECT_EQ(next.started.cached_tokens(), cancelled.finished.at(0).usage().position());
+}
+
 TEST_F(Chat, HalfCloseLetsTheTurnFinish) {
   grpc::ClientContext context;
   const auto stream = Open(context);

@@ -49,6 +49,7 @@ TEST_F(RequestMemoryTest, TextsCountAsTheirTokens) {
   v1::TokenizeResponse response;
   request.set_text(std::string(kBudget / 8, 'x'));
   ExpectRefused(Call(server_.inference(), &Inference::Tokenize, request, response));
+  EXPECT_THAT(server_.metrics().Text(), HasSubstr("reason=\"request_memory\"} 1\n"));
   request.set_text(std::string(kBudget / 32, 'x'));
   EXPECT_THAT(Call(server_.inference(), &Inference::Tokenize, request, response), Succeeds());
   ExpectAllFree();

@@ -1,6 +1,8 @@
 // ExportSession and ImportSession: sessions as files.
+#include <chrono>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -140,6 +142,31 @@ TEST(SessionCalls, ExportAndImport) {
     EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
   }
   EXPECT_EQ(server.engine().sessions().List(std::nullopt, 0, "")->sessions.size(), 4u);
+}
+
+TEST(SessionCalls, ACancelledImportStopsReadingItsTokens) {
+  TestServer server;
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text(std::string(30'000, 'x'));
+  v1::Session made, copy;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
+  v1::SessionBytes part;
+  part.set_data(Export(server, made.session_id(), "bob").first);
+  const int64_t next = server.model().gate().steps() + 1;
+  server.model().gate().CloseAt(next);
+  grpc::ClientContext context;
+  const auto writer = server.sessions().ImportSession(&context, &copy);
+  ASSERT_TRUE(writer->Write(part));
+  writer->WritesDone();
+  server.model().gate().AwaitEntered(next);
+  context.TryCancel();
+  EXPECT_EQ(writer->Finish().error_code(), grpc::StatusCode::CANCELLED);
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the server hears of it
+  server.model().gate().Open();
+  server.WaitForStats([](const engine::EngineStats& s) {
+    return s.requests_running == 0 && s.sessions_active + s.sessions_idle == 1;
+  });
+  EXPECT_LT(server.model().gate().steps(), next + 5);  // all of its tokens would take 59
 }
 
 TEST(SessionCalls, ExportSince) {
