@@ -11,6 +11,14 @@ model::SamplingParams WithSeed(model::SamplingParams params, uint64_t seed) {
   return params;
 }
 
+// Keeps as many of the last tokens as can have begun a character, which has at most four bytes.
+void AppendTail(std::span<const int32_t> tokens, std::vector<int32_t>& tail) {
+  constexpr size_t kTail = 4;
+  tokens = tokens.last(std::min(tokens.size(), kTail));
+  tail.insert(tail.end(), tokens.begin(), tokens.end());
+  if (tail.size() > kTail) tail.erase(tail.begin(), tail.end() - kTail);
+}
+
 }  // namespace
 
 StopMatcher::Watch::Watch(std::string text) : string(std::move(text)), links(string.size(), 0) {
@@ -111,21 +119,13 @@ void RunningAnswer::Observe(std::span<const int32_t> tokens) {
 
 void RunningAnswer::ObserveEarlier(std::span<const int32_t> tokens) {
   Observe(tokens);
-  AppendToTail(tokens);
+  AppendTail(tokens, tail_);
 }
 
 void RunningAnswer::ObservePrompt(std::span<const int32_t> tokens) {
   Observe(tokens);
-  AppendToTail(tokens);
+  AppendTail(tokens, tail_);
   if (detokenizer_) detokenizer_->Precede(tail_);
-}
-
-void RunningAnswer::AppendToTail(std::span<const int32_t> tokens) {
-  // A character has at most four bytes, so no more tokens can have begun it.
-  constexpr size_t kTail = 4;
-  tokens = tokens.last(std::min(tokens.size(), kTail));
-  tail_.insert(tail_.end(), tokens.begin(), tokens.end());
-  if (tail_.size() > kTail) tail_.erase(tail_.begin(), tail_.end() - kTail);
 }
 
 std::span<const int32_t> RunningAnswer::forced() const { return forced_; }

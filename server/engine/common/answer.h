@@ -118,8 +118,6 @@ class RunningAnswer {
   static constexpr size_t kMostForced = 64;  // listed at once
 
   void Observe(std::span<const int32_t> tokens);
-  // Keeps the last tokens, in which a character of the answer may have begun.
-  void AppendToTail(std::span<const int32_t> tokens);
   // Counts a token for the draws that follow.
   void ObserveOwn(int32_t token);
   // Adds the token, which the sampler has observed, to the event.
@@ -140,7 +138,7 @@ class RunningAnswer {
   const std::set<int32_t>& markers_;
   std::vector<int32_t> banned_early_;   // not drawn before min_tokens
   std::vector<int32_t> banned_always_;  // not drawn after that either (ignore_eos)
-  std::vector<int32_t> tail_;           // of what comes before the answer
+  std::vector<int32_t> tail_;  // the last tokens before the answer: a character may begin in them
   model::Sampler sampler_;
   std::optional<model::NgramDrafter> drafter_;
   std::optional<model::Detokenizer> detokenizer_;  // none if the tokenizer has no text
