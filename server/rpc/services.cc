@@ -77,8 +77,11 @@ std::vector<RpcService> ClientServices(ServiceContext& services) {
   inference->Unary("Detokenize", &Detokenize);
   inference->Unary("GetModelInfo", &GetModelInfo, Lane::kQuick);
 
-  // Imports may hold as much as session states: their host memory is not that of a device's states.
-  const auto budget = std::make_shared<ImportBudget>(services.engine.options().state_memory_bytes);
+  // Exports may hold as much as session states, and so may imports: their host memory is not that
+  // of a device's states.
+  const size_t most = services.engine.options().state_memory_bytes;
+  const auto exports = std::make_shared<TransferBudget>("exports", most);
+  const auto imports = std::make_shared<TransferBudget>("imports", most);
   auto sessions = std::make_unique<RawService<v1::SessionService>>(services, Access::kAny);
   sessions->Unary("CreateSession", &CreateSession);
   sessions->Unary("ForkSession", &ForkSession);
@@ -86,9 +89,12 @@ std::vector<RpcService> ClientServices(ServiceContext& services) {
   sessions->Unary("ListSessions", &ListSessions, Lane::kQuick);
   sessions->Unary("DeleteSession", &DeleteSession);
   sessions->Unary("RewindSession", &RewindSession);
-  sessions->Stream<CallbackServerStreamingHandler>("ExportSession", &StartExport);
+  sessions->Stream<CallbackServerStreamingHandler>("ExportSession", [exports](auto&&... arguments) {
+    return StartExport(exports, arguments...);
+  });
   sessions->Stream<grpc::internal::CallbackClientStreamingHandler>(
-      "ImportSession", [budget](auto&&... arguments) { return StartImport(budget, arguments...); });
+      "ImportSession",
+      [imports](auto&&... arguments) { return StartImport(imports, arguments...); });
 
   std::vector<RpcService> made;
   made.push_back({v1::InferenceService::service_full_name(), std::move(inference)});

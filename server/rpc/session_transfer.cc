@@ -19,9 +19,43 @@ namespace {
 
 constexpr size_t kPartBytes = size_t{1} << 20;
 
+// The share of one call in a TransferBudget: of an import while its bytes arrive, of an export
+// until its client has read it. Shares the budget: a call may live a little longer than its
+// service, since a worker thread drops the last reference to it.
+class TransferReservation {
+ public:
+  explicit TransferReservation(std::shared_ptr<TransferBudget> budget)
+      : budget_(std::move(budget)) {}
+  ~TransferReservation() { budget_->held -= bytes_; }
+  TransferReservation(const TransferReservation&) = delete;
+  TransferReservation& operator=(const TransferReservation&) = delete;
+
+  // Reserves a state and tokens. A refused call holds nothing, and is counted.
+  absl::Status Reserve(size_t state_bytes, int64_t tokens, const engine::EngineConfig& config) {
+    const size_t bytes = state_bytes + static_cast<size_t>(tokens) * sizeof(int32_t);
+    size_t held = budget_->held;
+    while (bytes <= budget_->most - held) {
+      if (!budget_->held.compare_exchange_weak(held, held + bytes)) continue;
+      bytes_ += bytes;
+      return absl::OkStatus();
+    }
+    config.events.rejected(engine::RejectReason::kStateMemory);
+    return engine::WithFacts(absl::ResourceExhaustedError(absl::StrCat(
+                                 budget_->what, ": ", bytes, " bytes needed, ",
+                                 budget_->most - held, " of ", budget_->most, " bytes free")),
+                             {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes});
+  }
+
+ private:
+  const std::shared_ptr<TransferBudget> budget_;
+  size_t bytes_ = 0;
+};
+
 class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
  public:
-  using StreamCall::StreamCall;
+  ExportCall(std::shared_ptr<TransferBudget> budget, ServiceContext& services, const char* label,
+             grpc::CallbackServerContext* context)
+      : StreamCall(services, label, context), reservation_(std::move(budget)) {}
 
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
@@ -46,6 +80,7 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
       RETURN_IF_ERROR(engine::CheckSessionBase(length, digest.size(), "since."));
       since = {static_cast<int64_t>(length), digest};
     }
+    RETURN_IF_ERROR(Reserve(message.session_id(), /*whole=*/!since));
     ASSIGN_OR_RETURN(
         engine::SessionImage image,
         services_.engine.sessions().Export(message.session_id(), record_.caller().tenant, since));
@@ -55,6 +90,13 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
                   : engine::EncodeSession(std::move(image),
                                           services_.engine.config().options.fleet_keys.get());
     return absl::OkStatus();
+  }
+
+  absl::Status Reserve(const std::string& id, bool whole) {
+    ASSIGN_OR_RETURN(const engine::SessionInfo info,
+                     services_.engine.sessions().Get(id, record_.caller().tenant));
+    const size_t state = info.hibernated ? info.state_bytes_cap : info.state_bytes;
+    return reservation_.Reserve(whole ? state : 0, info.position, services_.engine.config());
   }
 
   bool Advance() override {
@@ -75,44 +117,16 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
     return true;
   }
 
+  TransferReservation reservation_;
   engine::EncodedSession file_;
   std::optional<engine::SessionBase> base_;  // of the exported file; none without tokens
   size_t sent_ = 0;
 };
 
-// The share of one import in the ImportBudget while its bytes arrive, by the sizes that its head
-// declares. Shares the budget: a call may live a little longer than its service, since a worker
-// thread drops the last reference to it.
-class ImportReservation {
- public:
-  explicit ImportReservation(std::shared_ptr<ImportBudget> budget) : budget_(std::move(budget)) {}
-  ~ImportReservation() { budget_->held -= bytes_; }
-  ImportReservation(const ImportReservation&) = delete;
-  ImportReservation& operator=(const ImportReservation&) = delete;
-
-  // A refused import holds nothing.
-  absl::Status Reserve(size_t bytes) {
-    size_t held = budget_->held;
-    while (bytes <= budget_->most - held) {
-      if (!budget_->held.compare_exchange_weak(held, held + bytes)) continue;
-      bytes_ += bytes;
-      return absl::OkStatus();
-    }
-    return engine::WithFacts(absl::ResourceExhaustedError(absl::StrCat(
-                                 "imports: ", bytes, " bytes needed, ", budget_->most - held,
-                                 " of ", budget_->most, " bytes free")),
-                             {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes});
-  }
-
- private:
-  const std::shared_ptr<ImportBudget> budget_;
-  size_t bytes_ = 0;
-};
-
 class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
                          public std::enable_shared_from_this<ImportCall> {
  public:
-  ImportCall(std::shared_ptr<ImportBudget> budget, ServiceContext& services, const char* label,
+  ImportCall(std::shared_ptr<TransferBudget> budget, ServiceContext& services, const char* label,
              grpc::CallbackServerContext* context, grpc::ByteBuffer* response)
       : services_(services),
         call_(services, label, context),
@@ -152,12 +166,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   absl::Status CheckHead(const engine::SessionImage& head) {
     RETURN_IF_ERROR(services_.engine.sessions().CheckImport(head));
-    const auto tokens = static_cast<size_t>(head.length());
-    absl::Status status = reservation_.Reserve(head.state_bytes + tokens * sizeof(int32_t));
-    if (!status.ok()) {
-      services_.engine.config().events.rejected(engine::RejectReason::kStateMemory);
-    }
-    return status;
+    return reservation_.Reserve(head.state_bytes, head.length(), services_.engine.config());
   }
 
   void Add() {
@@ -201,7 +210,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   ServiceContext& services_;
   GrpcCall call_;
   grpc::ByteBuffer* const response_;
-  ImportReservation reservation_;
+  TransferReservation reservation_;
   engine::SessionReader reader_;
   engine::SessionOptions options_;
   grpc::ByteBuffer part_;
@@ -210,12 +219,15 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
 }  // namespace
 
-WriteReactor* StartExport(ServiceContext& services, const char* label,
-                          grpc::CallbackServerContext* context, const grpc::ByteBuffer* request) {
-  return StartCall<ExportCall>(services, label, context, request);
+WriteReactor* StartExport(std::shared_ptr<TransferBudget> budget, ServiceContext& services,
+                          const char* label, grpc::CallbackServerContext* context,
+                          const grpc::ByteBuffer* request) {
+  auto call = std::make_shared<ExportCall>(std::move(budget), services, label, context);
+  call->Start(request);
+  return call.get();
 }
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBudget> budget,
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<TransferBudget> budget,
                                                        ServiceContext& services, const char* label,
                                                        grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response) {

@@ -116,19 +116,21 @@ using WriteReactor = grpc::ServerWriteReactor<grpc::ByteBuffer>;
 using BidiReactor = grpc::ServerBidiReactor<grpc::ByteBuffer, grpc::ByteBuffer>;
 WriteReactor* StartGenerate(ServiceContext& services, const char* label,
                             grpc::CallbackServerContext* context, const grpc::ByteBuffer* request);
-WriteReactor* StartExport(ServiceContext& services, const char* label,
-                          grpc::CallbackServerContext* context, const grpc::ByteBuffer* request);
 BidiReactor* StartChat(ServiceContext& services, const char* label,
                        grpc::CallbackServerContext* context);
 
-// Memory for all imports together, outside the budget of session states.
-struct ImportBudget {
-  explicit ImportBudget(size_t most) : most(most) {}
+// Memory for all exports, or all imports, together, outside the budget of session states.
+struct TransferBudget {
+  TransferBudget(const char* what, size_t most) : what(what), most(most) {}
+  const char* const what;        // "exports"
   const size_t most;             // bytes
   std::atomic<size_t> held = 0;  // at most `most`
 };
 
-grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<ImportBudget> budget,
+WriteReactor* StartExport(std::shared_ptr<TransferBudget> budget, ServiceContext& services,
+                          const char* label, grpc::CallbackServerContext* context,
+                          const grpc::ByteBuffer* request);
+grpc::ServerReadReactor<grpc::ByteBuffer>* StartImport(std::shared_ptr<TransferBudget> budget,
                                                        ServiceContext& services, const char* label,
                                                        grpc::CallbackServerContext* context,
                                                        grpc::ByteBuffer* response);

@@ -206,6 +206,7 @@ void SessionTable::EndClaim(Session& session, bool used) {
   Count(session, -1);
   session.info.busy = false;
   if (used) MarkUsed(session);
+  next_expiry_ = std::min(next_expiry_, session.expires);  // RemoveExpired passes busy ones over
   RefreshInfo(session);
   Count(session, 1);
 }

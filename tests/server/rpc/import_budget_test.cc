@@ -1,4 +1,4 @@
-// Memory of imports while their bytes arrive (ImportBudget of stream_call.h).
+// Memory of imports while their bytes arrive (TransferBudget of stream_call.h).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,9 +1,12 @@
 // ExportSession and ImportSession: sessions as files.
 #include <chrono>
+#include <list>
+#include <memory>
 #include <optional>
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "tests/server/server_test_util.h"
@@ -167,6 +170,34 @@ TEST(SessionCalls, ACancelledImportStopsReadingItsTokens) {
     return s.requests_running == 0 && s.sessions_active + s.sessions_idle == 1;
   });
   EXPECT_LT(server.model().gate().steps(), next + 5);  // all of its tokens would take 59
+}
+
+TEST(SessionCalls, ExportsThatNobodyReadsAreBounded) {
+  TestServerOptions options;
+  options.engine.state_memory_bytes = 300'000;  // exports may hold as much: two of this session
+  TestServer server(std::move(options));
+  v1::CreateSessionRequest create;
+  create.mutable_prompt()->set_text(std::string(30'000, 'x'));
+  v1::ExportSessionRequest request;
+  request.set_session_id(server.NewSession(create));
+  std::list<grpc::ClientContext> contexts;
+  std::vector<std::unique_ptr<grpc::ClientReader<v1::SessionBytes>>> unread;
+  for (int i = 0; i < 2; ++i) {
+    unread.push_back(server.sessions().ExportSession(&contexts.emplace_back(), request));
+  }
+  const auto export_until = [&](grpc::StatusCode code) {
+    grpc::Status status;
+    for (int i = 0; i < 10'000; ++i) {
+      status = Export(server, request.session_id(), "").second;
+      if (status.error_code() == code) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return status;
+  };
+  EXPECT_THAT(export_until(grpc::StatusCode::RESOURCE_EXHAUSTED),
+              Fails(grpc::StatusCode::RESOURCE_EXHAUSTED, "exports: "));
+  for (grpc::ClientContext& context : contexts) context.TryCancel();
+  EXPECT_THAT(export_until(grpc::StatusCode::OK), Succeeds());
 }
 
 TEST(SessionCalls, ExportSince) {
