@@ -31,18 +31,20 @@ void Rendering::RunFor(const For& statement, Value value, int depth) {
   }
   Loop& loop = *heap.MakeLoop(
       {.statement = &statement, .frame = outer, .items = std::move(items), .depth = depth});
+  bool runs_else = true;  // no body has run to its end
   for (; loop.at < loop.items.size(); ++loop.at) {
     frame = heap.MakeFrame(outer);
     heap.SetName(frame, "loop", Value::FromPointer(Kind::kLoop, &loop));
     Assign(statement.target, loop.items[loop.at]);
     Run(statement.body);
-    if (std::exchange(flow, Flow::kNext) == Flow::kBreak) break;
+    const Flow left = std::exchange(flow, Flow::kNext);
+    if (left == Flow::kBreak) break;
+    if (left == Flow::kNext) runs_else = false;
   }
-  if (loop.items.empty()) {
+  if (runs_else) {
     frame = heap.MakeFrame(outer);
     Run(statement.other);
   }
-  flow = Flow::kNext;
   frame = outer;
 }
 
@@ -81,10 +83,7 @@ Value Rendering::Apart(Frame* scope, RunBody run) {
 }
 
 Value Rendering::Capture(const Block& block) {
-  return Apart(heap.MakeFrame(frame), [&] {
-    Run(block);
-    flow = Flow::kNext;
-  });
+  return Apart(heap.MakeFrame(frame), [&] { Run(block); });
 }
 
 Value Rendering::Find(std::string_view name) {
