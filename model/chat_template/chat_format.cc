@@ -142,7 +142,8 @@ absl::StatusOr<std::string> ChatFormat::Render(const Conversation& conversation,
   const bool uses_tools = with_tools_.has_value() && !tools.is_null();
   variables["tools"] = std::move(tools);
   if (!conversation.args_json.empty()) {
-    absl::StatusOr<Json> args = ParseJsonObject(conversation.args_json, "template_args_json");
+    const absl::StatusOr<nlohmann::ordered_json> args =
+        ParseOrderedObject(conversation.args_json, "template_args_json");
     if (!args.ok()) return absl::InvalidArgumentError(args.status().message());
     for (const auto& [name, value] : args->items()) {
       if (variables.contains(name) && name != "documents") {

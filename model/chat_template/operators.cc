@@ -2,11 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <utility>
 
 #include "absl/strings/str_replace.h"
 #include "model/chat_template/builtin.h"
 #include "model/chat_template/print.h"
+#include "model/chat_template/program.h"
 #include "model/chat_template/strings.h"
 #include "model/tokenizers/chars.h"
 
@@ -133,23 +135,36 @@ bool IsUnsafeAttribute(Kind kind, std::string_view name) {
          (kind == Kind::kList && std::ranges::count(kListChanges, name) > 0);
 }
 
-// loop.index etc.; kMissing if there is none of that name.
-Value LoopAttribute(Heap& heap, const Loop& loop, std::string_view name) {
-  const int64_t at = loop.at, length = loop.items.size();
-  const std::pair<std::string_view, Value> plain[] = {
-      {"index", Value::Int(at + 1)},         {"index0", Value::Int(at)},
-      {"revindex", Value::Int(length - at)}, {"revindex0", Value::Int(length - at - 1)},
-      {"first", Value::Bool(at == 0)},       {"last", Value::Bool(at + 1 == length)},
-      {"length", Value::Int(length)},        {"depth", Value::Int(loop.depth)},
-      {"depth0", Value::Int(loop.depth - 1)}};
+// All items of a loop, from the first on: tests those that are left.
+const std::vector<Value>& AllItems(Loop& loop) {
+  loop.rendering->FindItems(loop, SIZE_MAX);
+  return loop.items;
+}
+
+// loop.index etc.; kMissing if there is none of that name. Tests no more items than the name needs.
+Value LoopAttribute(Heap& heap, Loop& loop, std::string_view name) {
+  const auto at = static_cast<int64_t>(loop.at);
+  const std::pair<std::string_view, Value> plain[] = {{"index", Value::Int(at + 1)},
+                                                      {"index0", Value::Int(at)},
+                                                      {"first", Value::Bool(at == 0)},
+                                                      {"depth", Value::Int(loop.depth)},
+                                                      {"depth0", Value::Int(loop.depth - 1)}};
   for (const auto& [each, value] : plain) {
     if (name == each) return value;
   }
   if (name == "previtem") {
     return at > 0 ? loop.items[at - 1] : heap.MakeUndefined("there is no previous item");
   }
-  if (name == "nextitem") {
-    return at + 1 < length ? loop.items[at + 1] : heap.MakeUndefined("there is no next item");
+  if (name == "last" || name == "nextitem") {
+    const bool has_next = loop.rendering->FindItems(loop, loop.at + 2);
+    if (name == "last") return Value::Bool(!has_next);
+    return has_next ? loop.items[at + 1] : heap.MakeUndefined("there is no next item");
+  }
+  // Numbers that count from the end, by what they add to loop.length.
+  const std::pair<std::string_view, int64_t> of_length[] = {
+      {"length", 0}, {"revindex", -at}, {"revindex0", -at - 1}};
+  for (const auto& [each, added] : of_length) {
+    if (name == each) return Value::Int(std::ssize(AllItems(loop)) + added);
   }
   return Value();
 }
@@ -325,7 +340,9 @@ Value Slice(Heap& heap, Value value, Value from, Value to, Value step_value) {
 std::vector<Value> Items(Heap& heap, Value value) {
   if (value.is_undefined()) return {};
   if (value.is(Kind::kLoop)) {
-    return {value.items().begin() + value.As<Loop>().at, value.items().end()};
+    auto& loop = value.As<Loop>();
+    const std::vector<Value>& all = AllItems(loop);
+    return {all.begin() + static_cast<int64_t>(loop.at), all.end()};
   }
   std::vector<Value> items;
   if (value.is_string()) {
@@ -353,8 +370,8 @@ int64_t Length(Heap& heap, Value value) {
     return model::CountChars(value.text());
   }
   if (value.is(Kind::kDict)) return value.entries().size();
-  const bool has_length =
-      value.is(Kind::kLoop) || (value.has_items() && !value.is(Kind::kGenerator));
+  if (value.is(Kind::kLoop)) return std::ssize(AllItems(value.As<Loop>()));
+  const bool has_length = value.has_items() && !value.is(Kind::kGenerator);
   if (!has_length) heap.TypeError("object of type '", TypeName(value), "' has no len()");
   return value.items().size();
 }

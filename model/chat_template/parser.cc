@@ -568,7 +568,9 @@ Statement Parser::ForTag() {
   ++open_loops_;
   loop.body = Body({"endfor", "else"});
   --open_loops_;
-  if (tokens_.Next().text == "else") loop.other = WholeBody("endfor");
+  if (tokens_.Next().text == "else") {
+    loop.other = loop.recursive ? FunctionBody("endfor") : WholeBody("endfor");
+  }
   return [&loop](Rendering& r) { r.RunFor(loop, (*loop.items)(r), 1); };
 }
 
@@ -580,7 +582,9 @@ Statement Parser::Set() {
   }
   const Expr* filters = Filters(nullptr);
   return [=, body = WholeBody("endset")](Rendering& r) {
-    const Value text = r.captured = r.Capture(body);
+    const Value text = r.Capture(body);
+    if (r.flow != Rendering::Flow::kNext) return;
+    r.captured = text;
     r.Assign(target, filters != nullptr ? (*filters)(r) : text);
   };
 }
@@ -627,7 +631,9 @@ Statement Parser::CallTag() {
 Statement Parser::FilterTag() {
   const Expr* filters = Filters(nullptr, /*expects_pipe=*/false);
   return [=, body = WholeBody("endfilter")](Rendering& r) {
-    r.captured = r.Capture(body);
+    const Value captured = r.Capture(body);
+    if (r.flow != Rendering::Flow::kNext) return;
+    r.captured = captured;
     const Value text = (*filters)(r);
     if (!text.is_string()) r.heap.TypeError("a filter block that is no text");
     r.Print(text.text());
@@ -649,7 +655,6 @@ Statement Parser::With() {
     }
     Frame* const outer = std::exchange(r.frame, inner);
     r.Run(body);
-    r.flow = Rendering::Flow::kNext;
     r.frame = outer;
   };
 }

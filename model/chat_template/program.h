@@ -88,11 +88,14 @@ class Rendering {
 
   // Runs the statements up to a break or continue, which stays in `flow`.
   void Run(const Block& block);
-  // Runs a for statement over `value`, at recursion depth `depth`; loop(value) calls it too.
+  // Runs a for statement over `value`, at recursion depth `depth`; loop(value) calls it too. Its
+  // else runs if no body ran to its end; a break or continue there is one of the loop around.
   void RunFor(const For& statement, Value value, int depth);
+  // Tests items of a loop until n have passed its `if`, or none is left. Returns whether n have.
+  bool FindItems(Loop& loop, size_t n);
   void Print(std::string_view text);
   void Assign(const Target& target, Value value);
-  // The output of a block as a value. The block has a scope of its own.
+  // The output of a block as a value. The block has a scope of its own, and ends as Run says.
   Value Capture(const Block& block);
   Value Find(std::string_view name);
   std::vector<Value> EvalAll(const std::vector<const Expr*>& exprs);

@@ -21,29 +21,41 @@ void Rendering::Run(const Block& block) {
 
 void Rendering::RunFor(const For& statement, Value value, int depth) {
   Frame* const outer = frame;
-  std::vector<Value> items = Items(heap, value);
-  if (statement.test != nullptr) {
-    std::erase_if(items, [&](Value item) {
-      frame = heap.MakeFrame(outer);
-      Assign(statement.target, item);
-      return !Truth((*statement.test)(*this));
-    });
-  }
-  Loop& loop = *heap.MakeLoop(
-      {.statement = &statement, .frame = outer, .items = std::move(items), .depth = depth});
-  for (; loop.at < loop.items.size(); ++loop.at) {
+  Loop& loop = *heap.MakeLoop({.statement = &statement,
+                               .rendering = this,
+                               .frame = outer,
+                               .items = Items(heap, value),
+                               .depth = depth});
+  if (statement.test != nullptr) loop.untested.swap(loop.items);
+  bool runs_else = true;  // no body has run to its end
+  for (; FindItems(loop, loop.at + 1); ++loop.at) {
     frame = heap.MakeFrame(outer);
     heap.SetName(frame, "loop", Value::FromPointer(Kind::kLoop, &loop));
     Assign(statement.target, loop.items[loop.at]);
     Run(statement.body);
-    if (std::exchange(flow, Flow::kNext) == Flow::kBreak) break;
+    const Flow left = std::exchange(flow, Flow::kNext);
+    if (left == Flow::kBreak) break;
+    if (left == Flow::kNext) runs_else = false;
   }
-  if (loop.items.empty()) {
+  if (runs_else) {
     frame = heap.MakeFrame(outer);
     Run(statement.other);
   }
-  flow = Flow::kNext;
   frame = outer;
+}
+
+bool Rendering::FindItems(Loop& loop, size_t n) {
+  Frame* const outer = frame;
+  while (loop.items.size() < n && loop.n_tested < loop.untested.size()) {
+    const Value item = loop.untested[loop.n_tested++];
+    frame = heap.MakeFrame(loop.frame);
+    Assign(loop.statement->target, item);
+    if (!Truth((*loop.statement->test)(*this))) continue;
+    heap.Spend(sizeof(Value));
+    loop.items.push_back(item);
+  }
+  frame = outer;
+  return loop.items.size() >= n;
 }
 
 void Rendering::Print(std::string_view text) {
@@ -81,10 +93,7 @@ Value Rendering::Apart(Frame* scope, RunBody run) {
 }
 
 Value Rendering::Capture(const Block& block) {
-  return Apart(heap.MakeFrame(frame), [&] {
-    Run(block);
-    flow = Flow::kNext;
-  });
+  return Apart(heap.MakeFrame(frame), [&] { Run(block); });
 }
 
 Value Rendering::Find(std::string_view name) {

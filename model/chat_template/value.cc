@@ -5,9 +5,7 @@
 
 namespace ovq::jinja {
 
-const std::vector<Value>& Value::items() const {
-  return kind_ == Kind::kLoop ? As<Loop>().items : As<List>().items;
-}
+const std::vector<Value>& Value::items() const { return As<List>().items; }
 
 const std::vector<std::pair<Value, Value>>& Value::entries() const { return As<Dict>().entries; }
 

@@ -23,6 +23,7 @@ struct For;      // program.h
 struct Macro;
 struct Callable;
 struct Loop;
+class Rendering;
 
 enum class Kind : uint8_t {
   kMissing,    // an argument that was not given; never visible to templates
@@ -87,7 +88,7 @@ class Value {
     return *static_cast<Object*>(const_cast<void*>(object_));
   }
   std::string_view text() const { return As<Str>().text; }
-  const std::vector<Value>& items() const;                      // of List and Loop
+  const std::vector<Value>& items() const;                      // of List
   const std::vector<std::pair<Value, Value>>& entries() const;  // of Dict
   const void* object() const { return object_; }
 
@@ -136,11 +137,15 @@ struct Callable {
   const Frame* frame = nullptr;      // scope in which a macro was defined
 };
 
-// The variable `loop` of a for.
+// The variable `loop` of a for. An `if` of the for tests an item when the loop reaches it or looks
+// ahead, as what the bodies before have set may decide (Rendering::FindItems).
 struct Loop {
   const For* statement = nullptr;
+  Rendering* rendering = nullptr;
   const Frame* frame = nullptr;  // scope around the for
-  std::vector<Value> items;
+  std::vector<Value> items;      // without an `if`, all; else those that have passed so far
+  std::vector<Value> untested = {};
+  size_t n_tested = 0;  // of `untested`
   size_t at = 0;
   int depth = 1;
   std::vector<Value> last_changed = {};

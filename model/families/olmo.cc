@@ -2,7 +2,9 @@
 // of queries and keys over all heads; in olmo3 three of four layers slide. Defaults are those of
 // transformers' code.
 #include <string>
+#include <utility>
 
+#include "absl/strings/str_cat.h"
 #include "kernels/mixers/softmax/softmax.h"
 #include "model/families/hub.h"
 
@@ -18,11 +20,19 @@ HubRope ReadRopes(const ConfigFile& config_file, kernels::AttrReader& file) {
   const nlohmann::json object = config_file.at("rope_parameters");
   if (!object.is_object() || !object.contains("full_attention")) return rope;
   rope.layer_type = "full_attention";
-  const auto full = object.at("full_attention"), sliding = object.value("sliding_attention", full);
+  const nlohmann::json full = object.at("full_attention"),
+                       sliding = object.value("sliding_attention", full);
+  for (const auto& [field, of] : {std::pair("rope_parameters.full_attention", &full),
+                                  std::pair("rope_parameters.sliding_attention", &sliding)}) {
+    if (of->is_object()) continue;
+    file.Fail(field, absl::StrCat("expected an object, got ", of->dump()));
+    return rope;
+  }
+  const nlohmann::json usual = "default";
   const auto theta = [](const nlohmann::json& of) {
     return of.value("rope_theta", nlohmann::json());
   };
-  if (sliding.value("rope_type", "default") != "default" || theta(sliding) != theta(full)) {
+  if (sliding.value("rope_type", usual) != usual || theta(sliding) != theta(full)) {
     file.Fail("rope_parameters.sliding_attention",
               "expected rope_type \"default\" and the rope_theta of full_attention");
   }

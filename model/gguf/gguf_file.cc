@@ -29,7 +29,7 @@ using Value = kernels::Attrs::Value;
 
 constexpr uint64_t kMaxMetadataBytes = 100'000'000;
 constexpr int kMaxNesting = 8;  // of lists
-constexpr uint32_t kBoolType = 7, kTextType = 8, kListType = 9;
+constexpr uint32_t kTextType = 8, kListType = 9;
 constexpr char kAlignment[] = "general.alignment";
 
 absl::Status Damaged(const auto&... what) { return absl::DataLossError(absl::StrCat(what...)); }
@@ -102,36 +102,46 @@ bool IsUtf8(const Value& value) {
   return text == nullptr || !FirstInvalidUtf8(*text);
 }
 
-template <class To, class From = To>
-Value ToList(std::vector<Value>& values) {
-  std::vector<To> list;
-  list.reserve(values.size());
-  for (Value& value : values) list.push_back(std::move(std::get<From>(value)));
-  return list;
-}
-
 absl::StatusOr<Value> ReadValue(uint32_t type, Cursor& cursor, int nesting = 0);
 
+// Keeps each element in its own type: a list of 100 MB may have as many elements.
 absl::StatusOr<Value> ReadList(Cursor& cursor, int nesting) {
   const auto type = cursor.Number<uint32_t>();
   const auto n = cursor.Number<uint64_t>();
-  // An element has at least a byte, so that a false number ends with the bytes.
   if (nesting == kMaxNesting) return Damaged("lists lie more than ", kMaxNesting, " deep");
-  std::vector<Value> values;
+  // An element has at least a byte, so that a false number ends with the bytes.
+  const uint64_t least = type == kTextType ? sizeof(uint64_t) : 1;
+  const uint64_t most = std::min<uint64_t>(n, cursor.left() / least);
+  std::vector<std::string> texts;
+  std::vector<int64_t> integers;
+  std::vector<double> reals;  // from the first one on, integers too
+  const auto add = [most](auto& list, auto element) {
+    if (list.empty()) list.reserve(most);
+    list.push_back(std::move(element));
+  };
   for (uint64_t i = 0; i < n && !cursor.ran_out(); ++i) {
     ASSIGN_OR_RETURN(Value value, ReadValue(type, cursor, nesting + 1));
-    values.push_back(std::move(value));
+    if (auto* const text = std::get_if<std::string>(&value)) {
+      add(texts, std::move(*text));
+    } else if (const auto* const real = std::get_if<double>(&value)) {
+      for (const int64_t integer : std::exchange(integers, {})) {
+        add(reals, static_cast<double>(integer));
+      }
+      add(reals, *real);
+    } else if (const auto* const flag = std::get_if<bool>(&value)) {
+      add(integers, int64_t{*flag});
+    } else if (const auto* const integer = std::get_if<int64_t>(&value)) {
+      if (reals.empty()) {
+        add(integers, *integer);
+      } else {
+        add(reals, static_cast<double>(*integer));
+      }
+    }
   }
-  if (type == kListType || values.empty()) return Value();
-  const bool has_reals =
-      std::ranges::any_of(values, [](const Value& v) { return std::holds_alternative<double>(v); });
-  for (Value& value : values) {
-    const auto* const integer = std::get_if<int64_t>(&value);
-    if (has_reals && integer != nullptr) value = static_cast<double>(*integer);
-  }
-  if (type == kTextType) return ToList<std::string>(values);
-  if (type == kBoolType) return ToList<int64_t, bool>(values);
-  return has_reals ? ToList<double>(values) : ToList<int64_t>(values);
+  if (!texts.empty()) return texts;
+  if (!reals.empty()) return reals;
+  if (!integers.empty()) return integers;
+  return Value();
 }
 
 absl::StatusOr<Value> ReadValue(uint32_t type, Cursor& cursor, int nesting) {

@@ -66,10 +66,11 @@ int FallbackByte(std::string_view token) {
   return error == std::errc() && parsed == end ? static_cast<int>(byte) : -1;
 }
 
-std::string Replaced(const DecoderStage& stage, std::string_view token) {
+std::string Replaced(const DecoderStage& stage, std::string_view token, size_t most) {
   std::string text(token);
-  // A token stays as it is if the regex engine gives up on it: tokens are not text of a request.
-  if (!ReplaceAll(stage.matcher, stage.content, text).ok()) text = std::string(token);
+  // A token stays as it is if the regex engine gives up on it, or if it would grow beyond `most`
+  // bytes: tokens are not text of a request.
+  if (!ReplaceAll(stage.matcher, stage.content, most, text).ok()) text = std::string(token);
   return text;
 }
 
@@ -172,11 +173,15 @@ DecodeStream::DecodeStream(const TokenDecoder& decoder, bool at_start) : decoder
 }
 
 std::string DecodeStream::Push(std::string_view token) {
+  most_ = MostBytes(token.size());
   Process(0, token);
   return std::exchange(text_, {});
 }
 
 std::string DecodeStream::Finish() {
+  size_t held = 0;
+  for (const State& state : states_) held += state.held.size();
+  most_ = MostBytes(held);
   for (size_t stage = 0; stage < states_.size(); ++stage) End(stage);
   return std::exchange(text_, {});
 }
@@ -215,7 +220,7 @@ void DecodeStream::Process(size_t i, std::string_view token) {
       state.held += CharsToBytes(token).value_or(std::string(token));
       return Emit(i, ConsumeUtf8(state.held));
     case Kind::kReplace:
-      return Emit(i, Replaced(stage, token));
+      return Emit(i, Replaced(stage, token, most_));
     case Kind::kByteFallback:
       return ProcessByteFallback(i, token);
     case Kind::kFuse:
@@ -248,11 +253,14 @@ void DecodeStream::ProcessReplace(size_t i, std::string_view text) {
   std::string& held = states_[i].held;
   held += text;
   std::string ready;
+  const size_t most = std::max(most_, held.size());
   size_t done = 0;
   for (size_t at = held.find(stage.literal); at != std::string::npos;
        at = held.find(stage.literal, done)) {
-    ready.append(held, done, at - done).append(stage.content);
+    ready.append(held, done, at - done);
     done = at + stage.literal.size();
+    const bool fits = ready.size() + stage.content.size() + (held.size() - done) <= most;
+    ready += fits ? stage.content : stage.literal;
   }
   held.erase(0, done);
   const size_t waits = BeginningAtEnd(held, stage.literal);
@@ -312,7 +320,7 @@ void DecodeStream::End(size_t i) {
     case Kind::kStrip:  // what the end loses
       return;
     case Kind::kReplace:
-      return Emit(i, stage.literal.empty() ? Replaced(stage, held) : held);
+      return Emit(i, stage.literal.empty() ? Replaced(stage, held, most_) : held);
     case Kind::kByteLevel: {
       std::string bytes = CharsToBytes(held).value_or(held);
       const std::string text = ConsumeUtf8(bytes);

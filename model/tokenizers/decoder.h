@@ -86,6 +86,7 @@ class DecodeStream {
   const TokenDecoder& decoder_;
   std::vector<State> states_;
   std::string text_;  // output of the current call
+  size_t most_ = 0;   // bytes that a Replace may make of what the current call has
 };
 
 }  // namespace ovq::model

@@ -157,11 +157,16 @@ absl::Status ReadByteLevel(kernels::AttrReader& reader, const Tokens& tokens, To
 }
 
 // Every way to make a token of two others, the token with the highest score first, as SentencePiece
-// merges; of one token's ways that with the longest first part.
+// merges; of one token's ways that with the longest first part. The search is quadratic in a
+// token's bytes, so that longer ones than any vocabulary is trained to have are not made by merges.
 Bpe::MergeList MergesByScore(const Tokens& tokens, const std::vector<double>& scores) {
+  constexpr size_t kMaxMadeBytes = 1 << 10;
+  const auto may_be_made = [&tokens](size_t i) {
+    return tokens.types[i] == kNormal && tokens.texts[i].size() <= kMaxMadeBytes;
+  };
   absl::flat_hash_set<absl::string_view> known;
   for (size_t i = 0; i < tokens.texts.size(); ++i) {
-    if (tokens.types[i] == kNormal) known.insert(tokens.texts[i]);
+    if (may_be_made(i)) known.insert(tokens.texts[i]);
   }
   struct Way {
     double score;
@@ -169,7 +174,7 @@ Bpe::MergeList MergesByScore(const Tokens& tokens, const std::vector<double>& sc
   };
   std::vector<Way> ways;
   for (size_t i = 0; i < tokens.texts.size(); ++i) {
-    if (tokens.types[i] != kNormal) continue;
+    if (!may_be_made(i)) continue;
     const absl::string_view text = tokens.texts[i];
     for (size_t n = 1; n < text.size(); ++n) {
       if (known.contains(text.substr(0, n)) && known.contains(text.substr(n))) {

@@ -157,7 +157,14 @@ absl::Status ReadStages(JsonFields& file, std::string_view key, std::string_view
   if (!file.Has(key)) return absl::OkStatus();
   const JsonFields fields = file.Child(key);
   if (!file.status().ok()) return file.status();
-  return ReadOneStage(fields, children, types, /*is_last=*/true, read);
+  constexpr int kMostStages = 256;
+  int n_stages = 0;
+  const ReadStage counted = [&](size_t type, JsonFields& stage, bool is_last) -> absl::Status {
+    if (++n_stages <= kMostStages) return read(type, stage, is_last);
+    return absl::InvalidArgumentError(
+        absl::StrCat(file.FieldPath(key), ": expected at most ", kMostStages, " stages"));
+  };
+  return ReadOneStage(fields, children, types, /*is_last=*/true, counted);
 }
 
 }  // namespace ovq::model

@@ -49,7 +49,8 @@ class JsonFields {
 // Reads the field `key` of the file, which may be absent: an object with a `type`, one of `types`,
 // of which the first is Sequence; an object of that type has more such objects in its list
 // `children`. Calls read(type, fields, is_last) for each of the others in their order: type is the
-// index of the object's type, is_last whether no other follows. Returns the first error.
+// index of the object's type, is_last whether no other follows. Returns the first error; more than
+// 256 of the others are one.
 using ReadStage = std::function<absl::Status(size_t type, JsonFields& fields, bool is_last)>;
 absl::Status ReadStages(JsonFields& file, std::string_view key, std::string_view children,
                         std::span<const std::string_view> types, const ReadStage& read);

@@ -18,7 +18,7 @@ using TextStage = Normalizer::Stage;
 // A stage from a function that cannot fail.
 template <class Change>
 TextStage Total(Change change) {
-  return [change](std::string& text) {
+  return [change](std::string& text, size_t) {
     change(text);
     return absl::OkStatus();
   };
@@ -93,9 +93,8 @@ void AppendBert(JsonFields& fields, std::vector<TextStage>& stages) {
 
 absl::StatusOr<TextStage> ReadReplace(JsonFields& fields) {
   ASSIGN_OR_RETURN(Matcher matcher, ReadPattern(fields, "pattern"));
-  return [matcher = std::move(matcher), content = fields.String("content")](std::string& text) {
-    return ReplaceAll(matcher, content, text);
-  };
+  return [matcher = std::move(matcher), content = fields.String("content")](
+             std::string& text, size_t most) { return ReplaceAll(matcher, content, most, text); };
 }
 
 TextStage ReadStrip(JsonFields& fields) {
@@ -143,8 +142,10 @@ absl::StatusOr<Normalizer> Normalizer::Read(JsonFields& file, std::string_view k
 }
 
 absl::Status Normalizer::Apply(std::string& text) const {
+  const size_t most = MostBytes(text.size());
   for (const TextStage& stage : stages_) {
-    RETURN_IF_ERROR(stage(text));
+    RETURN_IF_ERROR(stage(text, most));
+    RETURN_IF_ERROR(CheckGrowth(text.size(), most));
   }
   return absl::OkStatus();
 }

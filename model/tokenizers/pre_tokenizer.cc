@@ -189,8 +189,10 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Read(JsonFields& file, std::string_vi
 }
 
 absl::Status PreTokenizer::Apply(Words& words) const {
+  const size_t most = MostBytes(words.text.size());
   for (const Stage& stage : stages_) {
     RETURN_IF_ERROR(stage(words));
+    RETURN_IF_ERROR(CheckGrowth(words.text.size(), most));
   }
   return absl::OkStatus();
 }

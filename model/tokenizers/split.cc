@@ -114,7 +114,19 @@ absl::StatusOr<Matcher> ReadPattern(JsonFields& fields, std::string_view key) {
   return MatchRegex(*std::move(regex));
 }
 
-absl::Status ReplaceAll(const Matcher& matcher, std::string_view content, std::string& text) {
+size_t MostBytes(size_t bytes) {
+  constexpr size_t kLeast = size_t{1} << 20, kTimes = 64;
+  return std::max(kLeast, kTimes * bytes);
+}
+
+absl::Status CheckGrowth(size_t bytes, size_t most) {
+  if (bytes <= most) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      absl::StrCat("the stages of the tokenizer make more than ", most, " bytes of a text"));
+}
+
+absl::Status ReplaceAll(const Matcher& matcher, std::string_view content, size_t most,
+                        std::string& text) {
   std::vector<TextSpan> matches;
   if (absl::Status status = matcher(text, matches); !status.ok() || matches.empty()) return status;
   std::string result;
@@ -122,8 +134,10 @@ absl::Status ReplaceAll(const Matcher& matcher, std::string_view content, std::s
   for (const TextSpan& match : matches) {
     result.append(text, done, match.begin - done).append(content);
     done = match.end;
+    RETURN_IF_ERROR(CheckGrowth(result.size(), most));
   }
   result.append(text, done);
+  RETURN_IF_ERROR(CheckGrowth(result.size(), most));
   text = std::move(result);
   return absl::OkStatus();
 }

@@ -23,8 +23,15 @@ Matcher MatchRegex(Regex regex);
 // Reads {"String": literal} or {"Regex": pattern} from the field `key`.
 absl::StatusOr<Matcher> ReadPattern(JsonFields& fields, std::string_view key);
 
-// Replaces every match in `text` by `content`.
-absl::Status ReplaceAll(const Matcher& matcher, std::string_view content, std::string& text);
+// The most bytes that the stages of a file may make of a text of `bytes`, as each may double it: 64
+// times as many, and no less than 1 MiB.
+size_t MostBytes(size_t bytes);
+// InvalidArgument if a text of `bytes` is longer than `most`.
+absl::Status CheckGrowth(size_t bytes, size_t most);
+// Replaces every match in `text` by `content`. InvalidArgument, and the text stays what it is, if
+// it would be longer than `most` bytes.
+absl::Status ReplaceAll(const Matcher& matcher, std::string_view content, size_t most,
+                        std::string& text);
 
 // Treatment of a match: kIsolated a piece of its own, kRemoved dropped, kContiguous joined with
 // adjacent matches (and gaps likewise), kMergedWithPrevious and kMergedWithNext joined with the gap

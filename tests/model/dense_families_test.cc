@@ -222,6 +222,30 @@ TEST(DenseFamilies, RopeMayBeWrittenInOtherWays) {
   ExpectEffect(kPhiLong, {{"rope_scaling", {{"type", "yarn"}}}}, false);
 }
 
+TEST(DenseFamilies, RopeOfOlmo3ByTypesOfLayersIsObjects) {
+  const auto refuse = [](const char* ropes, const std::string& text) {
+    EditedModel model(kOlmo3Yarn);
+    model.config.erase("rope_scaling");
+    model.config["rope_parameters"] = json::parse(ropes);
+    model.ExpectError(absl::StatusCode::kInvalidArgument, "config.json: rope_parameters." + text);
+  };
+  const std::string full = "full_attention: expected an object, got ",
+                    sliding = "sliding_attention: expected an object, got ",
+                    type = "sliding_attention: expected rope_type \"default\"";
+  refuse(R"({"full_attention": 5})", full + "5");
+  refuse(R"({"full_attention": null})", full + "null");
+  refuse(R"({"full_attention": "yarn", "sliding_attention": {}})", full + "\"yarn\"");
+  refuse(R"({"full_attention": {}, "sliding_attention": null})", sliding + "null");
+  refuse(R"({"full_attention": {}, "sliding_attention": [1]})", sliding + "[1]");
+  refuse(R"({"full_attention": {}, "sliding_attention": {"rope_type": 5}})", type);
+  refuse(R"({"full_attention": {}, "sliding_attention": {"rope_type": null}})", type);
+  refuse(R"({"full_attention": {}, "sliding_attention": {"rope_theta": "a"}})", type);
+  refuse(R"({"full_attention": {"rope_type": 5}, "sliding_attention": {}})",
+         "full_attention.rope_type: ");
+  refuse(R"({"full_attention": {"rope_theta": "a"}, "sliding_attention": {"rope_theta": "a"}})",
+         "full_attention.rope_theta: expected a number, got \"a\"");
+}
+
 // Full layers of olmo3 alone are scaled.
 TEST(DenseFamilies, OnlyFullLayersOfOlmo3AreScaled) {
   const ModelConfig config = Config(kOlmo3Yarn, {});

@@ -133,6 +133,21 @@ TEST_F(ChatFormatTest, ToolsAreAList) {
   }
 }
 
+TEST_F(ChatFormatTest, FurtherVariablesKeepTheOrderOfTheirKeys) {
+  Write("chat_template.jinja", std::string("{{ documents | tojson }}{{ b.z }}"));
+  const auto format = ChatFormat::Load(folder_).value();
+  const auto text = [&](const char* args) {
+    return format->Render({.args_json = args}, TestNow()).value();
+  };
+  EXPECT_EQ(text(R"({"documents": [{"title": "A", "text": "b"}], "b": {"z": 1, "a": 2}})"),
+            R"([{"title": "A", "text": "b"}]1)");
+  for (const std::string args : {"[]", "{", "{\"a\": 1, \"a\": 2}"}) {
+    const absl::Status status = format->Render({.args_json = args}, TestNow()).status();
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(std::string(status.message()), StartsWith("template_args_json: "));
+  }
+}
+
 TEST_F(ChatFormatTest, ErrorsNameTheFile) {
   Write("chat_template.jinja", std::string("a\n{% if %}"));
   EXPECT_THAT(Error(), StartsWith("/chat_template.jinja, line 2: syntax: expected an expression"));

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "absl/strings/str_cat.h"
 #include "tests/model/gguf/gguf_test_util.h"
@@ -50,6 +51,7 @@ TEST(GgufFile, HasValuesOfEveryType) {
   writer.List<int32_t>("ints", kI32, {1, -2});
   writer.List<float>("reals", kF32Kind, {1, 0.5});
   writer.List<bool>("bools", kBoolKind, {true, false});
+  writer.List<uint64_t>("mixed", kU64, {3, UINT64_MAX, 4});
   writer.List<std::string>("texts", kTextKind, {"x", "", "\xe2\x96\x81"});
   writer.Key("nested", kListKind,
              Raw(uint32_t{kListKind}) + Raw(uint64_t{1}) + Raw(uint32_t{kU32}) + Raw(uint64_t{2}) +
@@ -76,6 +78,7 @@ TEST(GgufFile, HasValuesOfEveryType) {
     EXPECT_THAT(reader.IntPerLayer("ints", 2, -9, 9), ElementsAre(1, -2));
     EXPECT_THAT(reader.FloatsOr("reals", {0, 0}, 0, 9), ElementsAre(1, 0.5));
     EXPECT_THAT(reader.IntPerLayer("bools", 2, 0, 1), ElementsAre(1, 0));
+    EXPECT_THAT(reader.FloatsOr("mixed", {0, 0, 0}, 0, 1e30), ElementsAre(3, 0x1p64, 4));
     EXPECT_THAT(reader.Strings("texts"), ElementsAre("x", "", "\xe2\x96\x81"));
     EXPECT_FALSE(reader.Has("nested"));
     EXPECT_EQ(integer("last"), 7);
@@ -87,6 +90,29 @@ TEST(GgufFile, HasValuesOfEveryType) {
     EXPECT_EQ(file.tensors().at("b").type->name, "Q8_0");
     EXPECT_TRUE(file.CheckWhole().ok());
   }
+}
+
+// The most bytes of memory that the process has had at a time.
+size_t MostMemory() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<size_t>(usage.ru_maxrss) << 10;
+}
+
+// A list of booleans has a byte of the file for an element, and 8 bytes of memory.
+TEST(GgufFile, LongListsTakeTheMemoryOfTheirElements) {
+  constexpr size_t kElements = size_t{16} << 20;
+  GgufWriter writer = SmallGguf();
+  writer.Key("bools", kListKind,
+             Raw(uint32_t{kBoolKind}) + Raw(uint64_t{kElements}) + std::string(kElements, '\1'));
+  const TempFolder folder;
+  folder.Write("a.gguf", writer.Bytes());
+  const size_t before = MostMemory();
+  GgufFile file;
+  const absl::Status status = GgufFile::Open(folder.file("a.gguf"), file);
+  ASSERT_TRUE(status.ok()) << status;
+  EXPECT_LT(MostMemory() - before, 32 * kElements);
+  EXPECT_TRUE(file.metadata().Has("bools"));
 }
 
 TEST(GgufFile, EveryPrefixIsRefused) {

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "model/load_config.h"
 #include "model/tokenizer.h"
+#include "model/tokenizers/gguf_tokenizer.h"
 #include "model/weights.h"
 #include "tests/folders.h"
 #include "tests/model/gguf/gguf_test_util.h"
@@ -304,6 +305,29 @@ TEST(GgufModel, EndsAreThoseOfTheKeysAndOfKnownTokens) {
   EXPECT_EQ(config->bos_token_id, 4);
   EXPECT_EQ(config->tokenizer, TokenizerKind::kBpe);
   EXPECT_EQ(config->name, "m");
+}
+
+// The longest token that a merge makes has 1 KiB. The search for ways to make one of 4 MB would
+// take a quarter of an hour.
+TEST(GgufModel, LongTokensAreNotMadeByMerges) {
+  const auto as = [](size_t n) { return std::string(n, 'a'); };
+  GgufWriter writer;
+  writer.Key("general.architecture", "llama");
+  writer.Key("tokenizer.ggml.model", "llama");
+  writer.List<std::string>("tokenizer.ggml.tokens", kTextKind,
+                           {"a", as(4 << 20), "b", "ab", as(512), as(513), as(1024), as(1025)});
+  writer.List<float>("tokenizer.ggml.scores", kF32Kind, {0, -1, -2, -3, -4, -5, -6, -7});
+  const TempFolder folder;
+  folder.Write("m.gguf", writer.Bytes());
+  GgufFile file;
+  const absl::Status status = GgufFile::Open(folder.file("m.gguf"), file);
+  ASSERT_TRUE(status.ok()) << status;
+  const absl::StatusOr<TokenizerFile> tokenizer = GgufTokenizer(file, 8);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ(tokenizer->vocab.size(), 8u);
+  using Merge = std::pair<std::string, std::string>;
+  EXPECT_THAT(tokenizer->merges, ElementsAre(Merge("a", "b"), Merge(as(512), "a"),
+                                             Merge("a", as(512)), Merge(as(512), as(512))));
 }
 
 TEST(GgufModel, TokenizersThatAreNotServedAreNamed) {

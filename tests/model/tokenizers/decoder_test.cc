@@ -72,6 +72,20 @@ TEST(TokenDecoder, EachType) {
   EXPECT_THAT(Decoded(Replace("Regex", "[0-9]+", "#"), {"1", "2a3"}), ElementsAre("#", "#a#", ""));
 }
 
+// A Replace leaves a token as it is rather than make more than 1 MiB of a short one.
+TEST(TokenDecoder, GrowthIsBounded) {
+  constexpr size_t kMost = size_t{1} << 20;
+  for (const char* kind : {"String", "Regex"}) {
+    std::vector<Json> stages(22, Replace(kind, "a", "aa"));
+    const Texts alone = Decoded(Sequence(stages), {"a", "b"});
+    EXPECT_THAT(alone, ElementsAre(std::string(kMost, 'a'), "b", ""));
+    stages.insert(stages.begin(), kFuse);
+    const Texts fused = Decoded(Sequence(stages), {"a", "b"});
+    const size_t n = kind[0] == 'S' ? kMost : kMost / 2;  // a regex has "ab" as a whole
+    EXPECT_EQ(fused[0] + fused[1] + fused[2], std::string(n, 'a') + "b");
+  }
+}
+
 // After Fuse a stage sees one token, the whole text: it holds back what may still change.
 TEST(TokenDecoder, StagesBehindFuseSeeTheWholeText) {
   const Json strip = {{"type", "Strip"}, {"content", "_"}, {"start", 2}, {"stop", 1}};

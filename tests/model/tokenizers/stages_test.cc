@@ -57,6 +57,46 @@ TEST(Normalizer, EachType) {
             "a");
 }
 
+Json RepeatedStage(const char* children, int n, const Json& stage) {
+  Json stages = Json::array();
+  for (int i = 0; i < n; ++i) stages.push_back(stage);
+  return {{"type", "Sequence"}, {children, stages}};
+}
+
+// Each of n stages replaces "a" by "aa".
+Json Doublings(int n) {
+  return RepeatedStage("normalizers", n,
+                       {{"type", "Replace"}, {"pattern", {{"String", "a"}}}, {"content", "aa"}});
+}
+
+absl::Status NormalizerProblem(const Json& normalizer, std::string text) {
+  const Json json = {{"normalizer", normalizer}};
+  JsonFields file(json, "");
+  const absl::StatusOr<Normalizer> read = Normalizer::Read(file, "normalizer");
+  return read.ok() ? read->Apply(text) : read.status();
+}
+
+TEST(Normalizer, GrowthIsBounded) {
+  constexpr size_t kMost = size_t{1} << 20;
+  EXPECT_EQ(Normalized(Doublings(20), "a"), std::string(kMost, 'a'));
+  for (const int n : {21, 40}) {
+    const absl::Status status = NormalizerProblem(Doublings(n), "a");
+    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+    EXPECT_THAT(Message(status), HasSubstr("more than 1048576 bytes of a text"));
+  }
+  const std::string text(kMost / 32, 'a');  // may become 64 times as long
+  EXPECT_EQ(Normalized(Doublings(6), text).size(), 2 * kMost);
+  EXPECT_THAT(Message(NormalizerProblem(Doublings(7), text)), HasSubstr("more than 2097152"));
+  const Json once = {
+      {"type", "Replace"}, {"pattern", {{"Regex", "a"}}}, {"content", std::string(65, 'b')}};
+  EXPECT_THAT(Message(NormalizerProblem(once, text)), HasSubstr("more than 2097152"));
+  const Json bytes = RepeatedStage("normalizers", 40, {{"type", "ByteLevel"}});
+  EXPECT_THAT(Message(NormalizerProblem(bytes, "\xc3\xa9")), HasSubstr("more than 1048576"));
+  EXPECT_TRUE(NormalizerProblem(Doublings(256), "b").ok());
+  EXPECT_EQ(Message(NormalizerProblem(Doublings(257), "b")),
+            "normalizer: expected at most 256 stages");
+}
+
 TEST(Normalizer, Bert) {
   EXPECT_EQ(Normalized({{"type", "BertNormalizer"}}, "H\xc3\xa9\n\x01 \xe4\xb8\xad"),
             "he   \xe4\xb8\xad ");
@@ -116,6 +156,18 @@ TEST(PreTokenizer, KeepsBytesOnlyInTheLastStage) {
   EXPECT_FALSE(ReadPreTokenizer(inner, true)->gives_bytes());
   // The byte 0xb2 is the digit ² of the byte alphabet; the text is split after the mapping.
   EXPECT_THAT(Cut(inner, "a\xe2\x80\xb2"), ElementsAre("a\xc3\xa2\xc4\xa2", "\xc2\xb2"));
+}
+
+TEST(PreTokenizer, GrowthIsBounded) {
+  const auto read = ReadPreTokenizer(
+      RepeatedStage("pretokenizers", 40,
+                    {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}));
+  ASSERT_TRUE(read.ok()) << read.status();
+  Words plain("a", true), grows("\xc3\xa9", true);
+  EXPECT_TRUE(read->Apply(plain).ok());
+  const absl::Status status = read->Apply(grows);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(Message(status), HasSubstr("more than 1048576 bytes of a text"));
 }
 
 TEST(PreTokenizer, ErrorsNameTheirPlace) {
