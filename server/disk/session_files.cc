@@ -55,7 +55,10 @@ absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) c
   if (head.version > 0) {
     const std::string snapshot = SnapshotPath(id, head.version);
     struct stat found = {};
-    if (stat(snapshot.c_str(), &found) != 0) return LastError(snapshot);
+    if (stat(snapshot.c_str(), &found) != 0) {
+      const absl::Status status = LastError(snapshot);
+      return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
+    }
     if (static_cast<uint64_t>(found.st_size) != head.snapshot_bytes) {
       return absl::DataLossError(
           absl::StrCat(snapshot, ": ", found.st_size, " bytes, expected ", head.snapshot_bytes));

@@ -26,7 +26,8 @@ class SessionFiles {
   // damaged one.
   absl::Status WriteText(const std::string& id, std::string_view text) const;
   absl::StatusOr<std::string> ReadText(const std::string& id) const;
-  // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones.
+  // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones
+  // and for a snapshot that is missing; any other error says nothing against the session.
   absl::StatusOr<store::FoundSession> Check(const std::string& id) const;
   void MoveToDamaged(const std::string& id) const;
 

@@ -28,11 +28,11 @@ void KeepFirstError(absl::Status& status, const absl::Status& other) {
 absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
     SessionFolderOptions options, std::function<void(const store::StoreReport&)> report) {
   RETURN_IF_ERROR(MakeFolder(options.path));
-  const auto damaged = [report](const absl::Status& status) {
+  const auto failed = [report](const absl::Status& status) {
     if (report) report({.kind = "read", .status = status});
   };
   ASSIGN_OR_RETURN(std::unique_ptr<FolderOwnership> ownership,
-                   FolderOwnership::Open(options.path, options.ownership_timeout, damaged));
+                   FolderOwnership::Open(options.path, options.ownership_timeout, failed));
   return std::unique_ptr<SessionFolder>(
       new SessionFolder(std::move(options), std::move(ownership), std::move(report)));
 }
