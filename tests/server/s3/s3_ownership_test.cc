@@ -213,6 +213,38 @@ TEST_F(S3OwnershipTest, ALostAnswerToARenewalIsNoLapse) {
   EXPECT_TRUE(lease.Renew(kNever).value());
 }
 
+// A renewal is tried once; a later one finds what became of it.
+TEST_F(S3OwnershipTest, RenewalsThatGotNoAnswerAreNoLapse) {
+  S3Client& client = server_->client();
+  Lease lease(client, "me", absl::Seconds(60));
+  EXPECT_FALSE(lease.Renew(kNever).value());  // it was not there
+  server_->Control("lose=1&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_TRUE(lease.Renew({}).value());
+  EXPECT_EQ(client.GetObject("server/me", kNever)->bytes, "3 60000");
+  // The answer to what follows the lost one is lost, too, whether it was carried out or not.
+  server_->Control("lose=2&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  server_->Control("status=503&count=1&method=PUT&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_TRUE(lease.Renew({}).value());
+  EXPECT_TRUE(lease.Renew({}).value());
+  // Others have seen it end.
+  server_->Control("lose=1&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  ASSERT_TRUE(client.PutObject("server/me", "ended", {}, kNever).ok());
+  EXPECT_FALSE(lease.Renew({}).value());
+  ASSERT_TRUE(client.Delete("server/me", kNever).ok());
+  server_->Control("lose=1&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_FALSE(lease.Renew({}).value());
+  EXPECT_TRUE(lease.Renew({}).value());
+  // An earlier renewal that comes late is not this one.
+  ASSERT_TRUE(client.PutObject("server/me", "3 60000", {}, kNever).ok());
+  EXPECT_FALSE(lease.Renew({}).value());
+}
+
 // The owner's lease ends for whoever asks at the moment when the owner wakes.
 TEST_F(S3OwnershipTest, AServerWhoseLeaseWasRemovedLooksForItsSessions) {
   S3StoreOptions options = Options();
