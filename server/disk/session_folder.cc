@@ -23,6 +23,16 @@ void KeepFirstError(absl::Status& status, const absl::Status& other) {
   if (status.ok()) status = other;
 }
 
+// Removes the snapshot of a change that failed, unless the journal names it: it may be of the
+// version that was there before.
+void RemoveUnusedSnapshot(const SessionFiles& files, const std::string& id, uint64_t version) {
+  const absl::StatusOr<store::Journal> journal = files.ReadJournal(id);
+  const bool unused =
+      journal.ok() ? journal->head.version != version : absl::IsNotFound(journal.status());
+  // If this fails, the next start removes the file.
+  if (unused) (void)RemoveFile(files.SnapshotPath(id, version));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
@@ -70,11 +80,12 @@ void SessionFolder::Enqueue(Change change) {
 }
 
 void SessionFolder::WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make,
-                                  uint64_t& bytes, absl::Status& status) const {
-  status = ownership_->CheckOwned(head.id);
-  if (!status.ok()) return;
-  status = make([&](const std::vector<std::string_view>& parts) {
-    for (const std::string_view part : parts) bytes += part.size();
+                                  Change& change) const {
+  change.status = ownership_->CheckOwned(head.id);
+  if (!change.status.ok()) return;
+  change.snapshot = head.version;
+  change.status = make([&](const std::vector<std::string_view>& parts) {
+    for (const std::string_view part : parts) change.bytes += part.size();
     return WriteFileAtomically(files_.SnapshotPath(head.id, head.version), parts);
   });
 }
@@ -95,7 +106,7 @@ void SessionFolder::Create(store::JournalHead head, std::vector<store::JournalEn
     change.done = std::move(done);
     change.status = ownership_->Lock(head.id);
     if (snapshot && change.status.ok()) {
-      WriteSnapshot(head, snapshot, change.bytes, change.status);
+      WriteSnapshot(head, snapshot, change);
     }
     head.snapshot_bytes = change.bytes;
     std::string text = store::EncodeHead(head);
@@ -128,7 +139,7 @@ void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Don
        done = std::move(done)]() mutable {
     Change change{.kind = "snapshot", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    WriteSnapshot(head, snapshot, change.bytes, change.status);
+    WriteSnapshot(head, snapshot, change);
     head.snapshot_bytes = change.bytes;
     change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
       const std::string file = files_.SnapshotPath(self.id, head.version);
@@ -137,6 +148,8 @@ void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Don
       RETURN_IF_ERROR(before.status());
       const uint64_t old = before->head.version;
       if (old > head.version) return RemoveFile(file);
+      // Another change of this version may have failed since, and have removed it.
+      if (access(file.c_str(), F_OK) != 0) return LastError(file);
       std::string text = store::EncodeHead(head);
       for (uint64_t k = 0; k < before->entries.size(); ++k) {
         if (old + k + 1 > head.version) text += store::EncodeEntry(before->entries[k]);
@@ -275,6 +288,9 @@ void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   for (Change& change : changes) {
     if (change.status.ok()) change.status = ownership_->CheckOwned(change.id);
     if (change.status.ok()) change.status = change.write(change);
+    if (!change.status.ok() && change.snapshot && ownership_->CheckOwned(change.id).ok()) {
+      RemoveUnusedSnapshot(files_, change.id, *change.snapshot);
+    }
     names |= change.names;
   }
   for (Change& change : changes) {

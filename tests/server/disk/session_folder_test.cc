@@ -141,5 +141,58 @@ TEST_F(SessionFolderTest, AMissingSnapshotIsDamage) {
   EXPECT_TRUE(absl::IsNotFound(Acquire()));
 }
 
+// A disk that becomes full after the snapshot was written and before the journal is.
+class FullDiskTest : public SessionFolderTest {
+ protected:
+  void SetUp() override { Open(); }
+  // Until it is called with false, no journal is replaced.
+  void BreakJournals(bool broken) {
+    const std::string part = Path(".journal.part");
+    broken ? (void)std::filesystem::create_directory(part) : (void)std::filesystem::remove(part);
+  }
+};
+
+TEST_F(FullDiskTest, ASnapshotThatNoJournalNamesIsRemoved) {
+  ASSERT_TRUE(Create(0).ok());
+  ASSERT_TRUE(Append(0).ok());
+  BreakJournals(true);
+  EXPECT_FALSE(Snapshot(1).ok());
+  EXPECT_THAT(Ends(), ElementsAre(".journal", ".journal.part"));
+  BreakJournals(false);
+  ASSERT_TRUE(Append(1).ok());
+  ASSERT_TRUE(Snapshot(2).ok());
+  BreakJournals(true);
+  EXPECT_FALSE(Snapshot(3).ok());
+  EXPECT_FALSE(Snapshot(2).ok());  // this one the journal names
+  BreakJournals(false);
+  EXPECT_THAT(Ends(), ElementsAre("-2.session", ".journal"));
+  Open();
+  ASSERT_EQ(found_.sessions.size(), 1u);
+  EXPECT_EQ(found_.sessions[0].version, 2u);
+  const auto too_late = [](const store::SessionStore::WriteParts& write) {
+    EXPECT_TRUE(write({"state"}).ok());
+    return absl::InternalError("no more");
+  };
+  EXPECT_TRUE(absl::IsInternal(Snapshot(4, too_late)));
+  EXPECT_THAT(Ends(), ElementsAre("-2.session", ".journal"));
+}
+
+TEST_F(FullDiskTest, ADeletedSessionLeavesNoFile) {
+  ASSERT_TRUE(Create(1, WriteState).ok());
+  BreakJournals(true);
+  EXPECT_FALSE(Snapshot(2).ok());
+  EXPECT_FALSE(Snapshot(3).ok());
+  BreakJournals(false);
+  ASSERT_TRUE(Remove().ok());
+  EXPECT_THAT(Ends(), IsEmpty());
+}
+
+TEST_F(FullDiskTest, ASessionThatCouldNotBeCreatedLeavesNoFile) {
+  BreakJournals(true);
+  EXPECT_FALSE(Create(1, WriteState).ok());
+  BreakJournals(false);
+  EXPECT_THAT(Ends(), IsEmpty());
+}
+
 }  // namespace
 }  // namespace ovq::disk::test
