@@ -291,6 +291,38 @@ TEST_F(S3OwnershipTest, SessionsOfAServerThatEndedAreFoundWithoutBeingAskedFor) 
   proxy.Freeze(false);
 }
 
+// A call comes for a session that the server finds by itself at this moment. Its answer, that there
+// is nothing to be acquired, comes once the listener knows of the session.
+TEST_F(S3OwnershipTest, ACallForASessionThatWasJustFoundIsNotRefused) {
+  S3StoreOptions options = Options();
+  options.sweep_interval = absl::Milliseconds(200);
+  Proxy proxy(server_->port());
+  const auto dying = Open(Options(proxy.address().port));
+  ASSERT_TRUE(Create(*dying).ok());
+  const auto store = Open(options);
+  std::atomic<bool> told = false;
+  std::promise<absl::Status> answer;
+  store->SetListener({.found = [&](const store::FoundSession& session) {
+    store->Acquire(session.head.id, [&](const absl::StatusOr<store::FoundSession>& found) {
+      EXPECT_TRUE(told);
+      answer.set_value(found.status());
+    });
+    absl::SleepFor(absl::Milliseconds(300));
+    told = true;
+  }});
+  proxy.Freeze(true);
+  const absl::Status status = answer.get_future().get();
+  EXPECT_TRUE(absl::IsNotFound(status)) << status;
+  EXPECT_EQ(store->owned(), 1u);
+  EXPECT_TRUE(Append(*store, 0).ok());
+  store->SetListener({});
+  // Once it was elsewhere, it is a session like others.
+  store->Release(kStored);
+  EXPECT_TRUE(Acquire(*store).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Acquire(*store).status()));
+  proxy.Freeze(false);
+}
+
 // Only the owner's word is a refusal; that the request is gone is none.
 TEST_F(S3OwnershipTest, ARequestThatIsGoneIsMadeAgain) {
   const auto first = Open(Options()), second = Open(Options());
