@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
@@ -37,6 +38,11 @@ bool IsMissing(const std::string& path) {
 std::string LeftoverSessionId(const std::string& name) {
   absl::string_view id = name;
   const bool half = absl::ConsumeSuffix(&id, ".part");
+  // A text that has not got its name yet ends in a number.
+  const absl::string_view named = id.substr(0, id.find_last_not_of("0123456789") + 1);
+  if (absl::EndsWith(named, absl::StrCat(SessionFiles::kTextEnd, "."))) {
+    id = named.substr(0, named.size() - 1);
+  }
   if (absl::ConsumeSuffix(&id, SessionFiles::kSnapshotEnd)) {
     return std::string(id.substr(0, id.rfind('-')));
   }

@@ -31,8 +31,13 @@ std::string SessionFiles::TextPath(const std::string& id) const {
   return absl::StrCat(path_, "/", id, kTextEnd);
 }
 
-absl::Status SessionFiles::WriteText(const std::string& id, std::string_view text) const {
-  return WriteFileAtomically(TextPath(id), {store::EncodeText(text)});
+std::string SessionFiles::NewTextPath(const std::string& id, uint64_t number) const {
+  return absl::StrCat(TextPath(id), ".", number);
+}
+
+absl::Status SessionFiles::WriteNewText(const std::string& id, uint64_t number,
+                                        std::string_view text) const {
+  return WriteFileAtomically(NewTextPath(id, number), {store::EncodeText(text)});
 }
 
 absl::StatusOr<std::string> SessionFiles::ReadText(const std::string& id) const {

@@ -181,15 +181,17 @@ void SessionFolder::Remove(const std::string& id, Done done) {
 
 void SessionFolder::PutText(const std::string& id, std::shared_ptr<const std::string> text,
                             Done done) {
-  Run([this, begin = SteadyClock::now(), id, text = std::move(text), done = std::move(done)] {
-    Change change{.kind = "text", .id = id, .begin = begin, .done = done};
+  Run([this, begin = SteadyClock::now(), number = texts_.Begin(id), id, text = std::move(text),
+       done = std::move(done)] {
+    Change change{.kind = "text", .id = id, .begin = begin, .done = done, .text = number};
     change.bytes = text->size();
     change.status = ownership_->CheckOwned(id);
-    if (change.status.ok()) change.status = files_.WriteText(id, *text);
+    if (change.status.ok()) change.status = files_.WriteNewText(id, number, *text);
     change.write = [this](Change& self) {
       self.names = true;
       const bool gone = access(files_.JournalPath(self.id).c_str(), F_OK) != 0 && errno == ENOENT;
-      return gone ? RemoveFile(files_.TextPath(self.id)) : absl::OkStatus();
+      const std::string file = files_.NewTextPath(self.id, self.text);
+      return gone ? RemoveFile(file) : RenameFile(file, files_.TextPath(self.id));
     };
     Enqueue(std::move(change));
   });
@@ -197,7 +199,11 @@ void SessionFolder::PutText(const std::string& id, std::shared_ptr<const std::st
 
 void SessionFolder::RemoveText(const std::string& id) {
   const auto write = [this](Change& change) { return RemoveFile(files_.TextPath(change.id)); };
-  Enqueue({.kind = "text", .id = id, .begin = SteadyClock::now(), .write = write});
+  Enqueue({.kind = "text",
+           .id = id,
+           .begin = SteadyClock::now(),
+           .write = write,
+           .text = texts_.Begin(id)});
 }
 
 void SessionFolder::ReadText(const std::string& id,
@@ -286,10 +292,12 @@ void SessionFolder::JournalLoop() {
 void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   bool names = false;
   for (Change& change : changes) {
+    const bool outdated = change.text > 0 && !texts_.End(change.id, change.text);
     if (change.status.ok()) change.status = ownership_->CheckOwned(change.id);
-    if (change.status.ok()) change.status = change.write(change);
-    if (!change.status.ok() && change.snapshot && ownership_->CheckOwned(change.id).ok()) {
-      RemoveUnusedSnapshot(files_, change.id, *change.snapshot);
+    if (change.status.ok() && !outdated) change.status = change.write(change);
+    if ((outdated || !change.status.ok()) && ownership_->CheckOwned(change.id).ok()) {
+      if (change.text > 0) (void)RemoveFile(files_.NewTextPath(change.id, change.text));
+      if (change.snapshot) RemoveUnusedSnapshot(files_, change.id, *change.snapshot);
     }
     names |= change.names;
   }

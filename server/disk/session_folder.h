@@ -19,6 +19,7 @@
 #include "server/disk/folder_ownership.h"
 #include "server/disk/session_files.h"
 #include "server/disk/snapshot_file.h"
+#include "server/disk/text_order.h"
 #include "server/store/session_store.h"
 #include "server/store/work_threads.h"
 
@@ -85,6 +86,7 @@ class SessionFolder final : public store::SessionStore {
     std::string garbage = {};    // file to delete after the sync
     // The version of the snapshot that was written for it, and that goes if the change fails.
     std::optional<uint64_t> snapshot = {};
+    uint64_t text = 0;  // TextOrder's number of a change of the text
     bool ends = false;  // the session ends: its lock is released after the sync
   };
 
@@ -104,6 +106,7 @@ class SessionFolder final : public store::SessionStore {
   const std::function<void(const store::StoreReport&)> report_;
   const SessionFiles files_;
   const std::unique_ptr<FolderOwnership> ownership_;
+  TextOrder texts_;
 
   std::mutex mutex_;  // guards the members up to changes_
   std::condition_variable changed_;

@@ -141,6 +141,62 @@ TEST_F(SessionFolderTest, AMissingSnapshotIsDamage) {
   EXPECT_TRUE(absl::IsNotFound(Acquire()));
 }
 
+// Texts are written beside the other changes, which do not wait for them.
+TEST_F(SessionFolderTest, TextsChangeInTheOrderOfTheCalls) {
+  Open();
+  ASSERT_TRUE(Create(0).ok());
+  constexpr int kThreads = 16;  // more than the folder has
+  std::promise<void> go;
+  const std::shared_future<void> gone = go.get_future().share();
+  for (int i = 0; i < kThreads; ++i) folder_->Run([gone] { gone.wait(); });
+  std::promise<absl::Status> put;
+  folder_->PutText(kFiled, std::make_shared<const std::string>("first"),
+                   [&](const absl::Status& status) { put.set_value(status); });
+  folder_->RemoveText(kFiled);
+  ASSERT_TRUE(Append(0).ok());  // behind the removal
+  go.set_value();
+  const absl::Status status = put.get_future().get();
+  EXPECT_TRUE(status.ok()) << status;
+  const auto text = [&] {
+    return ValueOf<absl::StatusOr<std::string>>(
+        [&](auto done) { folder_->ReadText(kFiled, done); });
+  };
+  EXPECT_TRUE(absl::IsNotFound(text().status()));
+  EXPECT_THAT(Ends(), ElementsAre(".journal"));
+  folder_->RemoveText(kFiled);
+  const absl::Status second = ValueOf<absl::Status>([&](auto done) {
+    folder_->PutText(kFiled, std::make_shared<const std::string>("second"), done);
+  });
+  ASSERT_TRUE(second.ok()) << second;
+  EXPECT_EQ(text().value(), "second");
+  EXPECT_THAT(Ends(), ElementsAre(".journal", ".text"));
+}
+
+TEST_F(SessionFolderTest, ATextWithoutItsNameIsRemovedAtTheStart) {
+  Open();
+  ASSERT_TRUE(Create(0).ok());
+  folder_.reset();
+  const std::string nobody = path_ + "/key-1.00000000000000000000000000000000";
+  for (const std::string& file :
+       {Path(".text.7"), Path(".text.12.part"), nobody + ".text.3", nobody + ".text.part"}) {
+    std::filesystem::copy_file(Path(".journal"), file);
+  }
+  Open();
+  EXPECT_EQ(found_.sessions.size(), 1u);
+  EXPECT_THAT(Ends(), ElementsAre(".journal"));
+  EXPECT_FALSE(std::filesystem::exists(nobody + ".text.3"));
+  EXPECT_FALSE(std::filesystem::exists(nobody + ".text.part"));
+}
+
+TEST(TextOrder, ALaterChangeEndsTheEarlierOnes) {
+  TextOrder order;
+  const uint64_t a = order.Begin("a"), b = order.Begin("b"), later = order.Begin("a");
+  EXPECT_TRUE(order.End("a", later));
+  EXPECT_FALSE(order.End("a", a));
+  EXPECT_TRUE(order.End("b", b));
+  EXPECT_TRUE(order.End("a", order.Begin("a")));
+}
+
 // A disk that becomes full after the snapshot was written and before the journal is.
 class FullDiskTest : public SessionFolderTest {
  protected:
