@@ -75,6 +75,10 @@ absl::Status MakeFolder(const std::string& path) {
   return mkdir(path.c_str(), 0700) == 0 || errno == EEXIST ? absl::OkStatus() : LastError(path);
 }
 
+absl::Status RenameFile(const std::string& from, const std::string& to) {
+  return Result(rename(from.c_str(), to.c_str()), to);
+}
+
 absl::Status RemoveFile(const std::string& path) {
   return unlink(path.c_str()) == 0 || errno == ENOENT ? absl::OkStatus() : LastError(path);
 }

@@ -37,7 +37,8 @@ absl::Status WriteFileAtomically(const std::string& path,
 // Appends to an existing file, all of the bytes or none. Returns the file, for fdatasync.
 absl::StatusOr<OpenFile> AppendToFile(const std::string& path, std::string_view bytes);
 absl::Status SyncFolder(const std::string& path);
-absl::Status MakeFolder(const std::string& path);  // OK if it exists
+absl::Status MakeFolder(const std::string& path);                         // OK if it exists
+absl::Status RenameFile(const std::string& from, const std::string& to);  // replaces `to`
 absl::Status RemoveFile(const std::string& path);  // OK if the file does not exist
 absl::StatusOr<std::vector<std::string>> ListFileNames(const std::string& path);  // sorted
 

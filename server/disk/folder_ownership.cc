@@ -14,6 +14,7 @@
 #include <string_view>
 #include <utility>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
@@ -28,11 +29,20 @@ using SteadyClock = std::chrono::steady_clock;
 constexpr absl::Duration kPollInterval = absl::Milliseconds(2);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
 
+bool IsMissing(const std::string& path) {
+  return access(path.c_str(), F_OK) != 0 && errno == ENOENT;
+}
+
 // Returns the id of the session whose snapshot, text or half-written file this is; empty for other
 // files.
 std::string LeftoverSessionId(const std::string& name) {
   absl::string_view id = name;
   const bool half = absl::ConsumeSuffix(&id, ".part");
+  // A text that has not got its name yet ends in a number.
+  const absl::string_view named = id.substr(0, id.find_last_not_of("0123456789") + 1);
+  if (absl::EndsWith(named, absl::StrCat(SessionFiles::kTextEnd, "."))) {
+    id = named.substr(0, named.size() - 1);
+  }
   if (absl::ConsumeSuffix(&id, SessionFiles::kSnapshotEnd)) {
     return std::string(id.substr(0, id.rfind('-')));
   }
@@ -45,8 +55,8 @@ std::string LeftoverSessionId(const std::string& name) {
 
 absl::StatusOr<std::unique_ptr<FolderOwnership>> FolderOwnership::Open(
     const std::string& folder, absl::Duration timeout,
-    std::function<void(const absl::Status&)> damaged) {
-  std::unique_ptr<FolderOwnership> result(new FolderOwnership(folder, timeout, std::move(damaged)));
+    std::function<void(const absl::Status&)> failed) {
+  std::unique_ptr<FolderOwnership> result(new FolderOwnership(folder, timeout, std::move(failed)));
   const std::string asked = folder + "/asked";
   RETURN_IF_ERROR(MakeFolder(folder + "/damaged"));
   ASSIGN_OR_RETURN(result->locks_, SessionLocks::Open(folder + "/locks"));
@@ -81,10 +91,7 @@ void FolderOwnership::Acquire(const std::string& id, Done done) {
 }
 
 absl::Status FolderOwnership::CheckOwned(const std::string& id) const {
-  if (locks_->Holds(id)) return absl::OkStatus();
-  if (access(files_.JournalPath(id).c_str(), F_OK) != 0 && errno == ENOENT) {
-    return absl::OkStatus();
-  }
+  if (locks_->Holds(id) || IsMissing(files_.JournalPath(id))) return absl::OkStatus();
   return absl::AbortedError(absl::StrCat("session ", id, ": this server does not own it"));
 }
 
@@ -173,22 +180,32 @@ bool FolderOwnership::TryFinish(Acquisition& call, bool ending) {
 
 absl::StatusOr<store::FoundSession> FolderOwnership::TryAcquire(const std::string& id) {
   const std::string journal = files_.JournalPath(id);
-  const auto gone = [&] { return access(journal.c_str(), F_OK) != 0 && errno == ENOENT; };
   const absl::Status not_found = absl::NotFoundError(absl::StrCat("session ", id, ": not found"));
-  if (gone()) return not_found;
+  if (IsMissing(journal)) return not_found;
   RETURN_IF_ERROR(locks_->Lock(id));
   absl::StatusOr<store::FoundSession> found = files_.Check(id);
   if (found.ok()) return found;
-  if (gone()) {  // the session was deleted by a server that owned it meanwhile
+  if (IsMissing(journal)) {  // the session was deleted by a server that owned it meanwhile
     locks_->Unlock(id);
     return not_found;
   }
-  const absl::Status damaged = absl::DataLossError(
-      absl::StrCat("session ", id, ": its files: ", std::string(found.status().message()),
-                   "; they are now in ", files_.path(), "/damaged"));
-  Quarantine(id);
-  damaged_(damaged);
-  return damaged;
+  const absl::Status why = found.status();
+  const std::string words =
+      absl::StrCat("session ", id, ": its files: ", std::string(why.message()));
+  absl::Status status;
+  if (absl::IsDataLoss(why)) {
+    status =
+        absl::DataLossError(absl::StrCat(words, "; they are now in ", files_.path(), "/damaged"));
+    Quarantine(id);
+  } else {
+    // These codes say where a session is, which no error of its files does.
+    const bool taken =
+        absl::IsUnavailable(why) || absl::IsAlreadyExists(why) || absl::IsNotFound(why);
+    status = absl::Status(taken ? absl::StatusCode::kInternal : why.code(), words);
+    locks_->Unlock(id);
+  }
+  failed_(status);
+  return status;
 }
 
 absl::StatusOr<store::RecoveredSessions> FolderOwnership::Recover() {
@@ -242,7 +259,7 @@ absl::Status FolderOwnership::RemoveLeftovers(const std::vector<std::string>& na
     const bool ours = taken.contains(id);
     if (!ours && !locks_->Lock(id).ok()) continue;
     absl::Status status;
-    if (ours || access(files_.JournalPath(id).c_str(), F_OK) != 0) status = RemoveFile(path);
+    if (ours || IsMissing(files_.JournalPath(id))) status = RemoveFile(path);
     if (!ours) locks_->Unlock(id);
     RETURN_IF_ERROR(status);
   }

@@ -27,14 +27,16 @@ class FolderOwnership {
   using Done = store::SessionStore::Acquired;
 
   // Creates the folder's subfolders if they are missing. timeout: time for another server to
-  // release a session. damaged: is told why a session was moved to damaged/. Errors name a path.
+  // release a session. failed: is told why a session was moved to damaged/, or left as it is.
+  // Errors name a path.
   static absl::StatusOr<std::unique_ptr<FolderOwnership>> Open(
       const std::string& folder, absl::Duration timeout,
-      std::function<void(const absl::Status&)> damaged);
+      std::function<void(const absl::Status&)> failed);
   ~FolderOwnership();  // answers pending calls first
 
   // These are SessionStore's, with the folder's files. A damaged session's files go to damaged/,
-  // and files that belong to no session are removed.
+  // and files that belong to no session are removed. A session whose files cannot be read now, or
+  // are of another version, is left to whoever can read them.
   absl::StatusOr<store::RecoveredSessions> Recover();
   void Acquire(const std::string& id, Done done);
   void SetListener(std::function<void(const std::string& id)> asked);
@@ -56,8 +58,9 @@ class FolderOwnership {
     std::chrono::steady_clock::time_point asked = {};  // when another server was last asked
   };
 
-  // Errors: NotFound; AlreadyExists and Unavailable as from SessionLocks; after any other error the
-  // session is in damaged/.
+  // Errors: NotFound; AlreadyExists and Unavailable as from SessionLocks; DataLoss for a damaged
+  // session, which is in damaged/ then. After any other error, such as FailedPrecondition for a
+  // journal of another version, the session stays as it is and its lock is free.
   absl::StatusOr<store::FoundSession> TryAcquire(const std::string& id);
   absl::Status RemoveLeftovers(const std::vector<std::string>& names,
                                const std::set<std::string>& taken,
@@ -74,14 +77,12 @@ class FolderOwnership {
   std::vector<std::string> WaitForRequests(absl::Duration timeout);
 
   FolderOwnership(const std::string& folder, absl::Duration timeout,
-                  std::function<void(const absl::Status&)> damaged)
-      : files_(folder),
-        timeout_(absl::ToChronoNanoseconds(timeout)),
-        damaged_(std::move(damaged)) {}
+                  std::function<void(const absl::Status&)> failed)
+      : files_(folder), timeout_(absl::ToChronoNanoseconds(timeout)), failed_(std::move(failed)) {}
 
   const SessionFiles files_;
   const std::chrono::nanoseconds timeout_;
-  const std::function<void(const absl::Status&)> damaged_;
+  const std::function<void(const absl::Status&)> failed_;
   std::unique_ptr<SessionLocks> locks_;
   OpenFile requests_;  // an inotify descriptor
   OpenFile wake_;      // an eventfd

@@ -31,8 +31,13 @@ std::string SessionFiles::TextPath(const std::string& id) const {
   return absl::StrCat(path_, "/", id, kTextEnd);
 }
 
-absl::Status SessionFiles::WriteText(const std::string& id, std::string_view text) const {
-  return WriteFileAtomically(TextPath(id), {store::EncodeText(text)});
+std::string SessionFiles::NewTextPath(const std::string& id, uint64_t number) const {
+  return absl::StrCat(TextPath(id), ".", number);
+}
+
+absl::Status SessionFiles::WriteNewText(const std::string& id, uint64_t number,
+                                        std::string_view text) const {
+  return WriteFileAtomically(NewTextPath(id, number), {store::EncodeText(text)});
 }
 
 absl::StatusOr<std::string> SessionFiles::ReadText(const std::string& id) const {
@@ -55,7 +60,10 @@ absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) c
   if (head.version > 0) {
     const std::string snapshot = SnapshotPath(id, head.version);
     struct stat found = {};
-    if (stat(snapshot.c_str(), &found) != 0) return LastError(snapshot);
+    if (stat(snapshot.c_str(), &found) != 0) {
+      const absl::Status status = LastError(snapshot);
+      return absl::IsNotFound(status) ? absl::DataLossError(status.message()) : status;
+    }
     if (static_cast<uint64_t>(found.st_size) != head.snapshot_bytes) {
       return absl::DataLossError(
           absl::StrCat(snapshot, ": ", found.st_size, " bytes, expected ", head.snapshot_bytes));

@@ -21,12 +21,15 @@ class SessionFiles {
   std::string JournalPath(const std::string& id) const;
   std::string SnapshotPath(const std::string& id, uint64_t version) const;
   std::string TextPath(const std::string& id) const;
+  // The name of a text before it gets TextPath; no two texts at a time have the same number.
+  std::string NewTextPath(const std::string& id, uint64_t number) const;
   absl::StatusOr<store::Journal> ReadJournal(const std::string& id) const;
-  // Writes and reads the text that belongs to a session. NotFound without one, DataLoss for a
-  // damaged one.
-  absl::Status WriteText(const std::string& id, std::string_view text) const;
+  // Writes the text that belongs to a session, under NewTextPath, and reads it. NotFound without
+  // one, DataLoss for a damaged one.
+  absl::Status WriteNewText(const std::string& id, uint64_t number, std::string_view text) const;
   absl::StatusOr<std::string> ReadText(const std::string& id) const;
-  // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones.
+  // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones
+  // and for a snapshot that is missing; any other error says nothing against the session.
   absl::StatusOr<store::FoundSession> Check(const std::string& id) const;
   void MoveToDamaged(const std::string& id) const;
 

@@ -23,16 +23,26 @@ void KeepFirstError(absl::Status& status, const absl::Status& other) {
   if (status.ok()) status = other;
 }
 
+// Removes the snapshot of a change that failed, unless the journal names it: it may be of the
+// version that was there before.
+void RemoveUnusedSnapshot(const SessionFiles& files, const std::string& id, uint64_t version) {
+  const absl::StatusOr<store::Journal> journal = files.ReadJournal(id);
+  const bool unused =
+      journal.ok() ? journal->head.version != version : absl::IsNotFound(journal.status());
+  // If this fails, the next start removes the file.
+  if (unused) (void)RemoveFile(files.SnapshotPath(id, version));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
     SessionFolderOptions options, std::function<void(const store::StoreReport&)> report) {
   RETURN_IF_ERROR(MakeFolder(options.path));
-  const auto damaged = [report](const absl::Status& status) {
+  const auto failed = [report](const absl::Status& status) {
     if (report) report({.kind = "read", .status = status});
   };
   ASSIGN_OR_RETURN(std::unique_ptr<FolderOwnership> ownership,
-                   FolderOwnership::Open(options.path, options.ownership_timeout, damaged));
+                   FolderOwnership::Open(options.path, options.ownership_timeout, failed));
   return std::unique_ptr<SessionFolder>(
       new SessionFolder(std::move(options), std::move(ownership), std::move(report)));
 }
@@ -70,11 +80,12 @@ void SessionFolder::Enqueue(Change change) {
 }
 
 void SessionFolder::WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make,
-                                  uint64_t& bytes, absl::Status& status) const {
-  status = ownership_->CheckOwned(head.id);
-  if (!status.ok()) return;
-  status = make([&](const std::vector<std::string_view>& parts) {
-    for (const std::string_view part : parts) bytes += part.size();
+                                  Change& change) const {
+  change.status = ownership_->CheckOwned(head.id);
+  if (!change.status.ok()) return;
+  change.snapshot = head.version;
+  change.status = make([&](const std::vector<std::string_view>& parts) {
+    for (const std::string_view part : parts) change.bytes += part.size();
     return WriteFileAtomically(files_.SnapshotPath(head.id, head.version), parts);
   });
 }
@@ -95,7 +106,7 @@ void SessionFolder::Create(store::JournalHead head, std::vector<store::JournalEn
     change.done = std::move(done);
     change.status = ownership_->Lock(head.id);
     if (snapshot && change.status.ok()) {
-      WriteSnapshot(head, snapshot, change.bytes, change.status);
+      WriteSnapshot(head, snapshot, change);
     }
     head.snapshot_bytes = change.bytes;
     std::string text = store::EncodeHead(head);
@@ -128,7 +139,7 @@ void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Don
        done = std::move(done)]() mutable {
     Change change{.kind = "snapshot", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    WriteSnapshot(head, snapshot, change.bytes, change.status);
+    WriteSnapshot(head, snapshot, change);
     head.snapshot_bytes = change.bytes;
     change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
       const std::string file = files_.SnapshotPath(self.id, head.version);
@@ -137,6 +148,8 @@ void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Don
       RETURN_IF_ERROR(before.status());
       const uint64_t old = before->head.version;
       if (old > head.version) return RemoveFile(file);
+      // Another change of this version may have failed since, and have removed it.
+      if (access(file.c_str(), F_OK) != 0) return LastError(file);
       std::string text = store::EncodeHead(head);
       for (uint64_t k = 0; k < before->entries.size(); ++k) {
         if (old + k + 1 > head.version) text += store::EncodeEntry(before->entries[k]);
@@ -168,15 +181,17 @@ void SessionFolder::Remove(const std::string& id, Done done) {
 
 void SessionFolder::PutText(const std::string& id, std::shared_ptr<const std::string> text,
                             Done done) {
-  Run([this, begin = SteadyClock::now(), id, text = std::move(text), done = std::move(done)] {
-    Change change{.kind = "text", .id = id, .begin = begin, .done = done};
+  Run([this, begin = SteadyClock::now(), number = texts_.Begin(id), id, text = std::move(text),
+       done = std::move(done)] {
+    Change change{.kind = "text", .id = id, .begin = begin, .done = done, .text = number};
     change.bytes = text->size();
     change.status = ownership_->CheckOwned(id);
-    if (change.status.ok()) change.status = files_.WriteText(id, *text);
+    if (change.status.ok()) change.status = files_.WriteNewText(id, number, *text);
     change.write = [this](Change& self) {
       self.names = true;
       const bool gone = access(files_.JournalPath(self.id).c_str(), F_OK) != 0 && errno == ENOENT;
-      return gone ? RemoveFile(files_.TextPath(self.id)) : absl::OkStatus();
+      const std::string file = files_.NewTextPath(self.id, self.text);
+      return gone ? RemoveFile(file) : RenameFile(file, files_.TextPath(self.id));
     };
     Enqueue(std::move(change));
   });
@@ -184,7 +199,11 @@ void SessionFolder::PutText(const std::string& id, std::shared_ptr<const std::st
 
 void SessionFolder::RemoveText(const std::string& id) {
   const auto write = [this](Change& change) { return RemoveFile(files_.TextPath(change.id)); };
-  Enqueue({.kind = "text", .id = id, .begin = SteadyClock::now(), .write = write});
+  Enqueue({.kind = "text",
+           .id = id,
+           .begin = SteadyClock::now(),
+           .write = write,
+           .text = texts_.Begin(id)});
 }
 
 void SessionFolder::ReadText(const std::string& id,
@@ -273,8 +292,13 @@ void SessionFolder::JournalLoop() {
 void SessionFolder::CommitChanges(std::vector<Change>& changes) {
   bool names = false;
   for (Change& change : changes) {
+    const bool outdated = change.text > 0 && !texts_.End(change.id, change.text);
     if (change.status.ok()) change.status = ownership_->CheckOwned(change.id);
-    if (change.status.ok()) change.status = change.write(change);
+    if (change.status.ok() && !outdated) change.status = change.write(change);
+    if ((outdated || !change.status.ok()) && ownership_->CheckOwned(change.id).ok()) {
+      if (change.text > 0) (void)RemoveFile(files_.NewTextPath(change.id, change.text));
+      if (change.snapshot) RemoveUnusedSnapshot(files_, change.id, *change.snapshot);
+    }
     names |= change.names;
   }
   for (Change& change : changes) {

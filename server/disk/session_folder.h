@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -18,6 +19,7 @@
 #include "server/disk/folder_ownership.h"
 #include "server/disk/session_files.h"
 #include "server/disk/snapshot_file.h"
+#include "server/disk/text_order.h"
 #include "server/store/session_store.h"
 #include "server/store/work_threads.h"
 
@@ -82,15 +84,18 @@ class SessionFolder final : public store::SessionStore {
     OpenFile file = OpenFile();  // to sync
     bool names = false;          // file names have changed, so the folder must be synced
     std::string garbage = {};    // file to delete after the sync
-    bool ends = false;           // the session ends: its lock is released after the sync
+    // The version of the snapshot that was written for it, and that goes if the change fails.
+    std::optional<uint64_t> snapshot = {};
+    uint64_t text = 0;  // TextOrder's number of a change of the text
+    bool ends = false;  // the session ends: its lock is released after the sync
   };
 
   SessionFolder(SessionFolderOptions options, std::unique_ptr<FolderOwnership> ownership,
                 std::function<void(const store::StoreReport&)> report);
 
   void Enqueue(Change change);
-  void WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make, uint64_t& bytes,
-                     absl::Status& status) const;
+  void WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make,
+                     Change& change) const;
   absl::Status WriteJournal(const std::string& id, const std::string& text, Change& change) const;
   void JournalLoop();
   void CommitChanges(std::vector<Change>& changes);
@@ -101,6 +106,7 @@ class SessionFolder final : public store::SessionStore {
   const std::function<void(const store::StoreReport&)> report_;
   const SessionFiles files_;
   const std::unique_ptr<FolderOwnership> ownership_;
+  TextOrder texts_;
 
   std::mutex mutex_;  // guards the members up to changes_
   std::condition_variable changed_;

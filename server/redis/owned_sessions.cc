@@ -43,6 +43,18 @@ void OwnedSessions::Lose(const std::string& id, const std::string& epoch) {
   if (lost_) lost_(id);  // under the lock, before the session can be this server's again
 }
 
+void OwnedSessions::SetTold(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found != by_id_.end()) found->second.told = true;
+}
+
+bool OwnedSessions::WasTold(const std::string& id) const {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  return found != by_id_.end() && found->second.told;
+}
+
 bool OwnedSessions::Contains(const std::string& id) const {
   std::lock_guard lock(mutex_);
   return by_id_.contains(id);

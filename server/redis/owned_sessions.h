@@ -45,6 +45,9 @@ class OwnedSessions {
   // Forgets a session that another server owns, unless it is here in another epoch, and tells the
   // listener.
   void Lose(const std::string& id, const std::string& epoch);
+  // Remembers that the listener was told of a session as found, for as long as it is here.
+  void SetTold(const std::string& id);
+  bool WasTold(const std::string& id) const;
   bool Contains(const std::string& id) const;
   size_t size() const;
   std::vector<std::pair<std::string, std::string>> All() const;  // ids and epochs
@@ -69,6 +72,7 @@ class OwnedSessions {
     uint64_t next = 1;                 // number of the next write
     std::vector<uint64_t> last = {0};  // its WriteNumber::before
     bool creating = false;
+    bool told = false;  // as found
   };
 
   mutable std::mutex mutex_;  // guards the members below

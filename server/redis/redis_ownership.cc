@@ -191,12 +191,17 @@ absl::StatusOr<store::RecoveredSessions> RedisOwnership::Recover() {
     for (Reply& id : page.items[1].items) ids.insert(std::move(id.text));
   } while (cursor != "0");
   store::RecoveredSessions found;
-  RETURN_IF_ERROR(AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), until(), found));
+  const auto add = [&](store::FoundSession session) {
+    found.sessions.push_back(std::move(session));
+  };
+  RETURN_IF_ERROR(
+      AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), until(), add, found));
   return found;
 }
 
 absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids, SteadyTime until,
-                                            store::RecoveredSessions& found) {
+                                            const std::function<void(store::FoundSession)>& add,
+                                            store::RecoveredSessions& others) {
   for (size_t begin = 0; begin < ids.size(); begin += kAcquiredTogether) {
     const size_t end = std::min(ids.size(), begin + kAcquiredTogether);
     std::vector<Command> commands;
@@ -210,15 +215,15 @@ absl::Status RedisOwnership::AcquireUnowned(const std::vector<std::string>& ids,
       RETURN_IF_ERROR(replies[i - begin].status());
       const Reply& reply = *replies[i - begin];
       const std::string& outcome = reply.items[0].text;
-      if (outcome == "ELSEWHERE") ++found.elsewhere;
+      if (outcome == "ELSEWHERE") ++others.elsewhere;
       if (outcome != "MINE") continue;
       absl::StatusOr<store::FoundSession> session = Register(ids[i], reply, lapses);
       if (session.ok()) {
-        found.sessions.push_back(*std::move(session));
+        add(*std::move(session));
       } else if (absl::IsUnavailable(session.status())) {
         return session.status();
       } else {
-        found.damaged.emplace_back(session.status().message());
+        others.damaged.emplace_back(session.status().message());
       }
     }
   }
@@ -241,10 +246,14 @@ void RedisOwnership::Sweep() {
   const std::function<void(store::FoundSession)> tell = listener_.found;
   lock.unlock();
   if (!tell) return;
-  store::RecoveredSessions found;
+  const auto tell_now = [&](store::FoundSession session) {
+    const std::string id = session.head.id;
+    tell(std::move(session));
+    sessions_.SetTold(id);
+  };
+  store::RecoveredSessions others;
   const absl::Status status =
-      AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), {}, found);
-  for (store::FoundSession& session : found.sessions) tell(std::move(session));
+      AcquireUnowned(std::vector<std::string>(ids.begin(), ids.end()), {}, tell_now, others);
   if (!status.ok()) {
     lock.lock();
     for (const std::string& id : ids) {
@@ -268,15 +277,17 @@ void RedisOwnership::Finish(Acquisition& call, absl::StatusOr<store::FoundSessio
 }
 
 bool RedisOwnership::AnswerLocally(Acquisition& call, bool ending, bool& wait) {
-  bool removed = false;
+  bool removed = false, told = false;
   {
     std::lock_guard lock(mutex_);
     wait = releasing_.contains(call.id) && !ending;
     const auto leaving = unreleased_.find(call.id);
     removed = leaving != unreleased_.end() && leaving->second.script != kReleaseScript;
     if (!removed && !sessions_.Contains(call.id)) return false;
+    told = sessions_.WasTold(call.id);
   }
-  if (removed) {
+  // Whoever asks for a session that was told as found did not know of it yet.
+  if (removed || told) {
     Finish(call, absl::NotFoundError(absl::StrCat("session ", call.id, ": not found")));
     return true;
   }

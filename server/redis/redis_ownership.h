@@ -102,9 +102,11 @@ class RedisOwnership {
                                                uint64_t lapses);
   absl::StatusOr<store::FoundSession> CheckStored(const std::string& id, const Reply& mine);
   void RetryReleases();
-  // Acquires those of the sessions that no server owns or asks for.
+  // Acquires those of the sessions that no server owns or asks for, and passes each to `add` at
+  // once. `others` counts and names those that it does not acquire.
   absl::Status AcquireUnowned(const std::vector<std::string>& ids, SteadyTime until,
-                              store::RecoveredSessions& found);
+                              const std::function<void(store::FoundSession)>& add,
+                              store::RecoveredSessions& others);
   void Sweep();
   void AnswerRequest(const std::string& id);  // of another server, for a session
 

@@ -16,8 +16,15 @@ using SteadyClock = std::chrono::steady_clock;
 
 constexpr absl::Duration kLongestLease = absl::Minutes(10);
 constexpr size_t kMostSeenLeases = 4096;
+constexpr int kMostFinds = 3;  // of this server's own lease, for one renewal
 
 std::string LeaseKey(const std::string& server) { return absl::StrCat(kServerPrefix, server); }
+
+// True for the status of a write that found another lease there than the one that it was to
+// replace.
+bool IsAnother(const absl::Status& status) {
+  return absl::IsFailedPrecondition(status) || absl::IsNotFound(status);
+}
 
 // The length of a lease, by what it holds: "COUNT MS".
 absl::Duration LeaseLength(const std::string& value) {
@@ -37,31 +44,45 @@ absl::Duration BootTime() {
   return absl::DurationFromTimespec(time);
 }
 
-// Returns the ETag of the lease that was sent, "" if there is another one.
-absl::StatusOr<std::string> Lease::Find(const std::string& sent, SteadyTime until) {
+std::string Lease::Value(uint64_t renewal) const {
+  return absl::StrCat(renewal, " ", absl::ToInt64Milliseconds(length_));
+}
+
+// Returns the lease if it is one that this server has sent since its ETag was known; otherwise one
+// without an ETag.
+absl::StatusOr<ObjectBytes> Lease::Find(SteadyTime until) {
   absl::StatusOr<ObjectBytes> lease = client_.GetObject(LeaseKey(server_), until);
-  if (absl::IsNotFound(lease.status())) return "";
+  if (absl::IsNotFound(lease.status())) return ObjectBytes();
   RETURN_IF_ERROR(lease.status());
-  return lease->bytes == sent ? lease->etag : "";
+  uint64_t renewal = 0;
+  const bool sent = absl::SimpleAtoi(lease->bytes.substr(0, lease->bytes.find(' ')), &renewal) &&
+                    renewal > answered_ && renewal <= renewals_ && lease->bytes == Value(renewal);
+  return sent ? *std::move(lease) : ObjectBytes();
 }
 
 absl::StatusOr<bool> Lease::Renew(SteadyTime until) {
-  const std::string value = absl::StrCat(++renewals_, " ", absl::ToInt64Milliseconds(length_));
+  const std::string key = LeaseKey(server_), value = Value(++renewals_);
   const absl::Duration now = BootTime();
-  absl::StatusOr<std::string> etag =
-      client_.PutObject(LeaseKey(server_), value,
-                        etag_.empty() ? Precondition::Absent() : Precondition::This(etag_), until);
-  bool mine = etag.ok();
-  if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
-    // An attempt that got no answer may have been carried out.
-    etag = Find(value, until);
-    mine = etag.ok() && !etag->empty();
-    if (etag.ok() && !mine) etag = client_.PutObject(LeaseKey(server_), value, {}, until);
+  absl::StatusOr<std::string> etag = client_.PutObject(
+      key, value, etag_.empty() ? Precondition::Absent() : Precondition::This(etag_), until);
+  bool mine = true;
+  for (int finds = 0; finds < kMostFinds && mine && IsAnother(etag.status()); ++finds) {
+    // Attempts that got no answer, also those of earlier calls, may have been carried out.
+    ASSIGN_OR_RETURN(ObjectBytes there, Find(until));
+    mine = !there.etag.empty();
+    if (!mine) end_ = absl::ZeroDuration();  // a later call may find that this one was carried out
+    if (there.bytes == value) {
+      etag = std::move(there.etag);
+    } else {
+      etag = client_.PutObject(
+          key, value, mine ? Precondition::This(std::move(there.etag)) : Precondition(), until);
+    }
   }
   // Until the answer, others may have seen it end.
   const bool kept = mine && BootTime() < end_;
   RETURN_IF_ERROR(etag.status());
   etag_ = *std::move(etag);
+  answered_ = renewals_;
   end_ = now + length_;
   return kept;
 }

@@ -28,13 +28,15 @@ class Lease {
   absl::Duration end() const { return end_; }
 
  private:
-  absl::StatusOr<std::string> Find(const std::string& sent, SteadyTime until);
+  std::string Value(uint64_t renewal) const;  // of the lease after so many renewals
+  absl::StatusOr<ObjectBytes> Find(SteadyTime until);
 
   S3Client& client_;
   const std::string server_;
   const absl::Duration length_;
-  uint64_t renewals_ = 0;
-  std::string etag_ = {};  // "": it is not stored yet, or it is not known
+  uint64_t renewals_ = 0;  // that were sent
+  uint64_t answered_ = 0;  // the last one that is known to have been carried out
+  std::string etag_ = {};  // of that one; "": there is none
   absl::Duration end_ = absl::ZeroDuration();
 };
 

@@ -76,6 +76,18 @@ uint64_t OwnedSessions::Term(const std::string& id) const {
   return found == by_id_.end() ? 0 : found->second.term;
 }
 
+void OwnedSessions::SetTold(const std::string& id) {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  if (found != by_id_.end()) found->second.told = true;
+}
+
+bool OwnedSessions::WasTold(const std::string& id) const {
+  std::lock_guard lock(mutex_);
+  const auto found = by_id_.find(id);
+  return found != by_id_.end() && found->second.told;
+}
+
 bool OwnedSessions::Contains(const std::string& id) const {
   std::lock_guard lock(mutex_);
   return by_id_.contains(id);

@@ -50,6 +50,9 @@ class OwnedSessions {
   // A term is this server's number of the time in which it owns a session; 0: it does not. What was
   // asked for in one term does not happen in another.
   uint64_t Term(const std::string& id) const;
+  // Remembers that the listener was told of a session as found, for as long as it is here.
+  void SetTold(const std::string& id);
+  bool WasTold(const std::string& id) const;
   bool Contains(const std::string& id) const;
   bool Owns(const std::string& id, uint64_t epoch) const;
   size_t size() const;
@@ -71,6 +74,7 @@ class OwnedSessions {
   struct Owned {
     uint64_t term = 0, epoch = 0;
     bool creating = false;  // it is not stored yet
+    bool told = false;      // as found
     std::optional<StoredObject> stored = {};
     std::list<std::string>::iterator used = {};  // in used_, if something is stored
   };

@@ -46,13 +46,13 @@ S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report
       lease_(client, sessions_, options, report_, std::move(touch),
              [this] { return ListenOnce(); }),
       sweeper_(
-          client, seen_, garbage_, options, sessions_.server(),
-          [this](const std::string& id, absl::StatusOr<StoredObject> stored, SteadyTime until) {
-            return Conquer(id, std::move(stored), until);
-          },
+          client, seen_, garbage_, options, sessions_,
+          [this](const std::string& id, absl::StatusOr<StoredObject> stored, SteadyTime until,
+                 const Sweeper::Tell& tell) { return Conquer(id, std::move(stored), until, tell); },
           [this](const std::string& id) {
             std::lock_guard lock(mutex_);
-            return sessions_.Contains(id) || releasing_.contains(id) || unsent_.contains(id);
+            return sessions_.Contains(id) || acquiring_.contains(id) || releasing_.contains(id) ||
+                   unsent_.contains(id);
           }) {}
 
 absl::Status S3Ownership::Start() {
@@ -188,7 +188,6 @@ absl::Status S3Ownership::PutConquered(const std::string& id, StoredObject store
     if (now.ok() && now->object.nonce == stored.object.nonce) etag = now->etag;
   }
   std::lock_guard lock(mutex_);
-  acquiring_.erase(id);
   if (!etag.ok()) {
     // This server may own it now without knowing.
     const HeldSession held = {.id = id, .epoch = stored.object.epoch};
@@ -203,9 +202,24 @@ absl::Status S3Ownership::PutConquered(const std::string& id, StoredObject store
   return absl::OkStatus();
 }
 
-absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id,
-                                                         absl::StatusOr<StoredObject> stored,
-                                                         SteadyTime until) {
+absl::Status S3Ownership::Conquer(const std::string& id, absl::StatusOr<StoredObject> stored,
+                                  SteadyTime until, const Sweeper::Tell& tell) {
+  {
+    std::lock_guard lock(mutex_);
+    // `stored` may be what a call or the sweep has written for this server since.
+    if (sessions_.Contains(id) || !acquiring_.insert(id).second) return ChangedMeanwhile(id);
+  }
+  absl::StatusOr<store::FoundSession> found = CheckAndPut(id, std::move(stored), until);
+  const absl::Status status = found.status();
+  if (found.ok()) tell(*std::move(found));
+  std::lock_guard lock(mutex_);
+  acquiring_.erase(id);
+  return status;
+}
+
+absl::StatusOr<store::FoundSession> S3Ownership::CheckAndPut(const std::string& id,
+                                                             absl::StatusOr<StoredObject> stored,
+                                                             SteadyTime until) {
   if (absl::IsDataLoss(stored.status()) || absl::IsFailedPrecondition(stored.status())) {
     return Quarantine(id, "", stored.status(), until);
   }
@@ -221,10 +235,6 @@ absl::StatusOr<store::FoundSession> S3Ownership::Conquer(const std::string& id,
   found->still_owned = [this, id, epoch = object.epoch] { return sessions_.Owns(id, epoch); };
   object.nonce = UnguessableHex();
   const uint64_t lapses = lease_.lapses();
-  {
-    std::lock_guard lock(mutex_);
-    acquiring_.insert(id);
-  }
   RETURN_IF_ERROR(PutConquered(id, *std::move(stored), until));
   if (lease_.lapses() == lapses) return found;
   // Another server may have taken this one for dead after it had read the new owner.
@@ -253,15 +263,19 @@ void S3Ownership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> 
 }
 
 bool S3Ownership::AnswerLocally(Acquisition& call, bool ending, bool& wait) {
-  bool removed = false;
+  bool removed = false, told = false;
   {
     std::lock_guard lock(mutex_);
-    wait = releasing_.contains(call.id) && !ending;
+    const bool acquiring = acquiring_.contains(call.id);
+    wait = (acquiring || releasing_.contains(call.id)) && !ending;
+    if (acquiring && wait) return false;
     const auto leaving = unsent_.find(call.id);
     removed = leaving != unsent_.end() && leaving->second.how != Leave::kRelease;
     if (!removed && !sessions_.Contains(call.id)) return false;
+    told = sessions_.WasTold(call.id);
   }
-  Finish(call, removed ? NotFound(call.id) : InUse(call.id));
+  // Whoever asks for a session that was told as found did not know of it yet.
+  Finish(call, removed || told ? NotFound(call.id) : InUse(call.id));
   return true;
 }
 
@@ -308,9 +322,9 @@ void S3Ownership::Try(Acquisition& call, bool ending) {
     status = Ask(call, owner, ending);
     if (status.ok()) return;
   } else if (alive.ok()) {
-    absl::StatusOr<store::FoundSession> found = Conquer(call.id, std::move(stored), {});
-    if (found.ok()) return Finish(call, std::move(found));
-    status = found.status();
+    status = Conquer(call.id, std::move(stored), {},
+                     [&](store::FoundSession found) { Finish(call, std::move(found)); });
+    if (status.ok()) return;
   }
   const bool late = TimeBetween(call.first, OwnershipClock::now()) >= options_.ownership_timeout;
   const bool again = absl::IsUnavailable(status) || absl::IsAborted(status);

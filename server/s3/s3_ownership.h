@@ -84,11 +84,14 @@ class S3Ownership {
   void Try(Acquisition& call, bool ending);
   absl::Status Ask(Acquisition& call, const std::string& owner, bool ending);
   void Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found);
-  // Makes this server the owner of a session of which `stored` was read. Aborted: it has changed
-  // meanwhile. FailedPrecondition: it is of another version. Damaged sessions are quarantined.
-  absl::StatusOr<store::FoundSession> Conquer(const std::string& id,
-                                              absl::StatusOr<StoredObject> stored,
-                                              SteadyTime until);
+  // Makes this server the owner of a session of which `stored` was read, and passes it to `tell`;
+  // calls for the session wait for that. Aborted: it has changed meanwhile, or somebody else here
+  // acquires it. FailedPrecondition: it is of another version. Damaged sessions are quarantined.
+  absl::Status Conquer(const std::string& id, absl::StatusOr<StoredObject> stored, SteadyTime until,
+                       const Sweeper::Tell& tell);
+  absl::StatusOr<store::FoundSession> CheckAndPut(const std::string& id,
+                                                  absl::StatusOr<StoredObject> stored,
+                                                  SteadyTime until);
   absl::Status PutConquered(const std::string& id, StoredObject stored, SteadyTime until);
   absl::Status Quarantine(const std::string& id, const std::string& etag, const absl::Status& why,
                           SteadyTime until);
@@ -111,7 +114,7 @@ class S3Ownership {
   std::condition_variable changed_;
   bool ending_ = false;
   std::set<std::string> releasing_;        // between BeginLeave and SendLeave
-  std::set<std::string> acquiring_;        // this server may own them without knowing yet
+  std::set<std::string> acquiring_;        // from before they are this server's until that is told
   std::map<std::string, Leaving> unsent_;  // by id
   Acquisitions acquisitions_;
   std::function<void(const std::string& id)> asked_;  // the listener's

@@ -15,6 +15,7 @@ constexpr std::string_view kObjectMagic = "OVQOBJC\n";
 constexpr uint32_t kObjectVersion = 1;
 constexpr std::string_view kHeadTag = "HEAD";
 constexpr size_t kMaxTail = size_t{256} << 10;
+constexpr uint32_t kMaxSnapshotParts = uint32_t{1} << 20;
 constexpr size_t kObjectBegin = kObjectMagic.size() + sizeof(kObjectVersion) + kSectionStartBytes;
 
 std::string HeadPayload(const SessionObject& object) {
@@ -52,6 +53,7 @@ bool ParseHead(std::string_view in, SessionObject& object) {
                       GetText(in, object.text) && ReadNumber(in, object.text_bytes) &&
                       ReadNumber(in, count);
   if (!begins || removed > 1 || count > in.size()) return false;
+  if (object.snapshot_parts > kMaxSnapshotParts) return false;
   object.removed = removed == 1;
   for (uint32_t i = 0; i < count; ++i) {
     JournalPart part;
@@ -59,6 +61,10 @@ bool ParseHead(std::string_view in, SessionObject& object) {
     object.parts.push_back(std::move(part));
   }
   return in.empty();
+}
+
+std::string SnapshotPartKey(const std::string& id, const SessionObject& object, uint32_t number) {
+  return DataKey(id, absl::StrCat(object.snapshot, ".", number));
 }
 
 absl::Status Damaged(const std::string& id, const std::string& why) {
@@ -110,9 +116,8 @@ absl::StatusOr<SessionObject> DecodeSessionObject(std::string_view bytes) {
 
 std::vector<std::string> SnapshotKeys(const std::string& id, const SessionObject& object) {
   std::vector<std::string> keys;
-  for (uint32_t i = 1; i <= object.snapshot_parts; ++i) {
-    keys.push_back(DataKey(id, absl::StrCat(object.snapshot, ".", i)));
-  }
+  for (uint32_t i = 0; i < object.snapshot_parts; ++i)
+    keys.push_back(SnapshotPartKey(id, object, i + 1));
   return keys;
 }
 
@@ -163,12 +168,13 @@ absl::StatusOr<std::string> ReadJournal(S3Client& client, const std::string& id,
 
 namespace {
 
-// The bytes of the snapshot's parts that are there, by reading them.
+// The bytes of the snapshot's parts up to the first that is missing, by reading them.
 absl::StatusOr<uint64_t> SnapshotBytes(S3Client& client, const std::string& id,
                                        const SessionObject& object, SteadyTime until) {
   uint64_t bytes = 0;
-  for (const std::string& key : SnapshotKeys(id, object)) {
-    const absl::StatusOr<ObjectBytes> part = client.GetObject(key, until);
+  for (uint32_t i = 0; i < object.snapshot_parts; ++i) {
+    const absl::StatusOr<ObjectBytes> part =
+        client.GetObject(SnapshotPartKey(id, object, i + 1), until);
     if (absl::IsNotFound(part.status())) return bytes;
     RETURN_IF_ERROR(part.status());
     bytes += part->bytes.size();

@@ -28,13 +28,13 @@ struct JournalPart {
 };
 
 struct SessionObject {
-  std::string owner = {};     // the server's name; "": none
-  uint64_t epoch = 0;         // how many times it was acquired
-  std::string nonce = {};     // of the last write; no two writes have the same
-  bool removed = false;       // a session that is being removed; no other field counts but epoch
-  std::string snapshot = {};  // its parts are the objects NAME.1 to NAME.COUNT; "": none
-  uint32_t snapshot_parts = 0;
-  std::string text = {};  // name of the text's object; "": none
+  std::string owner = {};       // the server's name; "": none
+  uint64_t epoch = 0;           // how many times it was acquired
+  std::string nonce = {};       // of the last write; no two writes have the same
+  bool removed = false;         // a session that is being removed; no other field counts but epoch
+  std::string snapshot = {};    // its parts are the objects NAME.1 to NAME.COUNT; "": none
+  uint32_t snapshot_parts = 0;  // 2^20 at most
+  std::string text = {};        // name of the text's object; "": none
   uint64_t text_bytes = 0;
   std::vector<JournalPart> parts = {};  // the journal's beginning
   std::string tail = {};                // the rest of it

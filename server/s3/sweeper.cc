@@ -1,7 +1,6 @@
 #include "server/s3/sweeper.h"
 
 #include <algorithm>
-#include <optional>
 #include <set>
 #include <utility>
 
@@ -20,12 +19,13 @@ constexpr int kSweepers = 8;
 }  // namespace
 
 Sweeper::Sweeper(S3Client& client, SeenLeases& seen, Garbage& garbage,
-                 const S3StoreOptions& options, std::string server, Conquer conquer, IsHere is_here)
+                 const S3StoreOptions& options, OwnedSessions& sessions, Conquer conquer,
+                 IsHere is_here)
     : client_(client),
       seen_(seen),
       garbage_(garbage),
       options_(options),
-      server_(std::move(server)),
+      sessions_(sessions),
       conquer_(std::move(conquer)),
       is_here_(std::move(is_here)),
       workers_(kSweepers, "sweep") {}
@@ -47,14 +47,14 @@ void Sweeper::Stop() {
   workers_.Finish();
 }
 
-void Sweeper::SetListener(std::function<void(store::FoundSession)> found) {
+void Sweeper::SetListener(Tell found) {
   std::lock_guard lock(mutex_);
   found_ = std::move(found);
 }
 
-absl::Status Sweeper::AcquireUnowned(const std::vector<std::string>& ids,
-                                     store::RecoveredSessions& found) {
-  std::mutex mutex;  // guards the next ones and `found`
+absl::Status Sweeper::AcquireUnowned(const std::vector<std::string>& ids, const Tell& tell,
+                                     store::RecoveredSessions& others) {
+  std::mutex mutex;  // guards the next ones and `others`
   absl::Status result;
   std::set<std::string> alive;  // servers
   const auto lives = [&](const std::string& owner, SteadyTime until) -> absl::StatusOr<bool> {
@@ -77,29 +77,24 @@ absl::Status Sweeper::AcquireUnowned(const std::vector<std::string>& ids,
     absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, ids[i], until);
     if (stored.ok() && stored->object.removed) return;
     absl::StatusOr<bool> elsewhere = false;
-    if (stored.ok() && !stored->object.owner.empty() && stored->object.owner != server_) {
+    if (stored.ok() && !stored->object.owner.empty() &&
+        stored->object.owner != sessions_.server()) {
       elsewhere = lives(stored->object.owner, until);
     }
     absl::Status status = elsewhere.status();
-    std::optional<store::FoundSession> session;
     if (elsewhere.ok() && !*elsewhere) {
-      absl::StatusOr<store::FoundSession> mine = conquer_(ids[i], std::move(stored), until);
-      status = mine.status();
-      if (mine.ok()) session = *std::move(mine);
+      status = conquer_(ids[i], std::move(stored), until, tell);
+      if (status.ok()) return;
     }
     std::lock_guard lock(mutex);
-    if (session) {
-      found.sessions.push_back(*std::move(session));
-    } else if (status.ok() || absl::IsAborted(status)) {
-      ++found.elsewhere;  // in the latter case another server was faster
+    if (status.ok() || absl::IsAborted(status)) {
+      ++others.elsewhere;  // in the latter case another server, or a call, was faster
     } else if (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status)) {
-      found.damaged.emplace_back(status.message());
+      others.damaged.emplace_back(status.message());
     } else if (!absl::IsNotFound(status)) {
       result.Update(status);
     }
   });
-  std::ranges::sort(found.sessions, {}, [](const store::FoundSession& s) { return s.head.id; });
-  std::ranges::sort(found.damaged);
   return result;
 }
 
@@ -107,7 +102,14 @@ absl::StatusOr<store::RecoveredSessions> Sweeper::Recover() {
   ASSIGN_OR_RETURN(const std::vector<std::string> ids,
                    ListSessions(client_, After(SweepClock::now(), options_.patience)));
   store::RecoveredSessions found;
-  RETURN_IF_ERROR(AcquireUnowned(ids, found));
+  std::mutex mutex;  // guards found.sessions
+  const auto add = [&](store::FoundSession session) {
+    std::lock_guard lock(mutex);
+    found.sessions.push_back(std::move(session));
+  };
+  RETURN_IF_ERROR(AcquireUnowned(ids, add, found));
+  std::ranges::sort(found.sessions, {}, [](const store::FoundSession& s) { return s.head.id; });
+  std::ranges::sort(found.damaged);
   return found;
 }
 
@@ -136,12 +138,16 @@ SteadyTime Sweeper::Sweep() {
   unowned_.resize(unowned_.size() - count);
   std::erase_if(ids, is_here_);
   std::unique_lock lock(mutex_);
-  const std::function<void(store::FoundSession)> tell = found_;
+  const Tell tell = found_;
   lock.unlock();
   if (!tell) ids.clear();
-  store::RecoveredSessions found;
-  const absl::Status status = AcquireUnowned(ids, found);
-  for (store::FoundSession& session : found.sessions) tell(std::move(session));
+  store::RecoveredSessions others;
+  const auto tell_now = [&](store::FoundSession session) {
+    const std::string id = session.head.id;
+    tell(std::move(session));
+    sessions_.SetTold(id);
+  };
+  const absl::Status status = AcquireUnowned(ids, tell_now, others);
   abandoned_ = abandoned_ || !tell || !status.ok();
   return unowned_.empty() ? next : SteadyTime();
 }

@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "server/s3/garbage.h"
 #include "server/s3/lease.h"
+#include "server/s3/owned_sessions.h"
 #include "server/s3/s3_options.h"
 #include "server/s3/session_object.h"
 #include "server/store/session_store.h"
@@ -23,15 +24,18 @@ namespace ovq::s3 {
 // it.
 class Sweeper {
  public:
-  // Makes this server the owner of a session of which `stored` was read, or quarantines it where
-  // nothing could be decoded. The errors are S3Ownership's.
-  using Conquer = std::function<absl::StatusOr<store::FoundSession>(
-      const std::string& id, absl::StatusOr<StoredObject> stored, SteadyTime until)>;
-  // Whether a session is this server's already, or about to leave it.
+  using Tell = std::function<void(store::FoundSession)>;
+  // Makes this server the owner of a session of which `stored` was read, and passes it to `tell`
+  // before a call for it has its answer; quarantines it where nothing could be decoded. The errors
+  // are S3Ownership's.
+  using Conquer =
+      std::function<absl::Status(const std::string& id, absl::StatusOr<StoredObject> stored,
+                                 SteadyTime until, const Tell& tell)>;
+  // Whether a session is this server's already, or about to become so or to leave it.
   using IsHere = std::function<bool(const std::string& id)>;
 
   Sweeper(S3Client& client, SeenLeases& seen, Garbage& garbage, const S3StoreOptions& options,
-          std::string server, Conquer conquer, IsHere is_here);
+          OwnedSessions& sessions, Conquer conquer, IsHere is_here);
   ~Sweeper() { Stop(); }
 
   // Acquires all sessions that no living server owns. Fails at the first request that gets no
@@ -39,12 +43,15 @@ class Sweeper {
   absl::StatusOr<store::RecoveredSessions> Recover();
   // Looks for them from now on, and tells whoever listens.
   void Start();
-  void SetListener(std::function<void(store::FoundSession)> found);
+  void SetListener(Tell found);
   void Stop();
 
  private:
   void Loop();
-  absl::Status AcquireUnowned(const std::vector<std::string>& ids, store::RecoveredSessions& found);
+  // tell: called with each session on several threads. `others` counts and names those that it
+  // does not acquire.
+  absl::Status AcquireUnowned(const std::vector<std::string>& ids, const Tell& tell,
+                              store::RecoveredSessions& others);
   // One pass. Returns when the next one begins.
   SteadyTime Sweep();
   absl::Status FindWhere();
@@ -53,7 +60,7 @@ class Sweeper {
   SeenLeases& seen_;
   Garbage& garbage_;
   const S3StoreOptions options_;
-  const std::string server_;
+  OwnedSessions& sessions_;
   const Conquer conquer_;
   const IsHere is_here_;
 
@@ -65,7 +72,7 @@ class Sweeper {
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   bool ending_ = false;
-  std::function<void(store::FoundSession)> found_;
+  Tell found_;
 
   store::WorkThreads workers_;
   std::thread thread_;

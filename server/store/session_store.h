@@ -56,7 +56,8 @@ struct OwnershipListener {
   // that another one has acquired it, or because the store has lost it. A write that is under way
   // then says itself whether it may count.
   std::function<void(const std::string& id)> lost = {};
-  // This server has acquired a session whose owner ended, without anybody asking for it.
+  // This server has acquired a session whose owner ended, without anybody asking for it. It is told
+  // before a call of Acquire for the session has its answer.
   std::function<void(FoundSession)> found = {};
 };
 
@@ -102,9 +103,11 @@ class SessionStore {
   // Call once, before anything else: acquires the sessions that no server owns, quarantines damaged
   // ones and removes what crashes left behind.
   virtual absl::StatusOr<RecoveredSessions> Recover() = 0;
-  // Acquires a session, asking the server that owns it, if any, to release it. Errors: NotFound;
-  // FailedPrecondition if the session is in use, here or there; Unavailable if the other server
-  // does not answer; DataLoss if the session is damaged and was quarantined. All name the session.
+  // Acquires a session, asking the server that owns it, if any, to release it. Errors: NotFound,
+  // also for a session that the listener was told of before as found, which is here then;
+  // FailedPrecondition if the session is in use, here or there, or of another version; Unavailable
+  // if the other server does not answer; DataLoss if the session is damaged and was quarantined.
+  // All name the session.
   virtual void Acquire(const std::string& id, Acquired done) = 0;
   virtual void SetListener(OwnershipListener listener) = 0;
   // Requires that no operation on the session is pending.

@@ -329,6 +329,40 @@ TEST_F(RedisOwnershipTest, ADeadServersLeaseEndsByTheClockOfWhoeverAsks) {
   proxy.Freeze(false);
 }
 
+// Calls come for sessions that the server finds by itself at this moment. The answers, that there
+// is nothing to be acquired, come once the listener knows of the sessions.
+TEST_F(RedisOwnershipTest, ACallForASessionThatWasJustFoundIsNotRefused) {
+  RedisProxy proxy(redis_->address().port);
+  RedisStoreOptions dying = Options(), sweeping = Options();
+  dying.address = proxy.address();
+  sweeping.sweep_interval = absl::Milliseconds(200);
+  const auto first = Open(dying), second = Open(sweeping);
+  ASSERT_TRUE(Create(*first).ok());
+  ASSERT_TRUE(Create(*first, "other").ok());
+  std::atomic<int> told = 0, answers = 0;
+  second->SetListener({.found = [&](const store::FoundSession&) {
+    if (++told > 1) return;
+    for (const char* id : {kSession, "other"}) {
+      second->Acquire(id, [&](const absl::StatusOr<store::FoundSession>& answer) {
+        EXPECT_TRUE(answer.ok() || absl::IsNotFound(answer.status())) << answer.status();
+        ++answers;
+      });
+    }
+  }});
+  proxy.Freeze(true);
+  for (int i = 0; i < 1000 && answers < 2; ++i) absl::SleepFor(absl::Milliseconds(10));
+  EXPECT_EQ(answers, 2);
+  EXPECT_EQ(second->owned(), 2u);
+  EXPECT_TRUE(Append(*second, 0).ok());
+  EXPECT_TRUE(Append(*second, 0, "other").ok());
+  second->SetListener({});
+  // Once it was elsewhere, it is a session like others.
+  second->Release(kSession);
+  EXPECT_TRUE(Acquire(*second).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Acquire(*second).status()));
+  proxy.Freeze(false);
+}
+
 // A server that died leaves sessions that nobody asks for: another one finds them.
 TEST_F(RedisOwnershipTest, SessionsOfDeadServersAreFound) {
   RedisProxy proxy(redis_->address().port);

@@ -213,6 +213,38 @@ TEST_F(S3OwnershipTest, ALostAnswerToARenewalIsNoLapse) {
   EXPECT_TRUE(lease.Renew(kNever).value());
 }
 
+// A renewal is tried once; a later one finds what became of it.
+TEST_F(S3OwnershipTest, RenewalsThatGotNoAnswerAreNoLapse) {
+  S3Client& client = server_->client();
+  Lease lease(client, "me", absl::Seconds(60));
+  EXPECT_FALSE(lease.Renew(kNever).value());  // it was not there
+  server_->Control("lose=1&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_TRUE(lease.Renew({}).value());
+  EXPECT_EQ(client.GetObject("server/me", kNever)->bytes, "3 60000");
+  // The answer to what follows the lost one is lost, too, whether it was carried out or not.
+  server_->Control("lose=2&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  server_->Control("status=503&count=1&method=PUT&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_TRUE(lease.Renew({}).value());
+  EXPECT_TRUE(lease.Renew({}).value());
+  // Others have seen it end.
+  server_->Control("lose=1&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  ASSERT_TRUE(client.PutObject("server/me", "ended", {}, kNever).ok());
+  EXPECT_FALSE(lease.Renew({}).value());
+  ASSERT_TRUE(client.Delete("server/me", kNever).ok());
+  server_->Control("lose=1&word=server/me");
+  EXPECT_TRUE(absl::IsUnavailable(lease.Renew({}).status()));
+  EXPECT_FALSE(lease.Renew({}).value());
+  EXPECT_TRUE(lease.Renew({}).value());
+  // An earlier renewal that comes late is not this one.
+  ASSERT_TRUE(client.PutObject("server/me", "3 60000", {}, kNever).ok());
+  EXPECT_FALSE(lease.Renew({}).value());
+}
+
 // The owner's lease ends for whoever asks at the moment when the owner wakes.
 TEST_F(S3OwnershipTest, AServerWhoseLeaseWasRemovedLooksForItsSessions) {
   S3StoreOptions options = Options();
@@ -256,6 +288,38 @@ TEST_F(S3OwnershipTest, SessionsOfAServerThatEndedAreFoundWithoutBeingAskedFor) 
     });
   };
   EXPECT_TRUE(Eventually(one_ended));  // the dead server's
+  proxy.Freeze(false);
+}
+
+// A call comes for a session that the server finds by itself at this moment. Its answer, that there
+// is nothing to be acquired, comes once the listener knows of the session.
+TEST_F(S3OwnershipTest, ACallForASessionThatWasJustFoundIsNotRefused) {
+  S3StoreOptions options = Options();
+  options.sweep_interval = absl::Milliseconds(200);
+  Proxy proxy(server_->port());
+  const auto dying = Open(Options(proxy.address().port));
+  ASSERT_TRUE(Create(*dying).ok());
+  const auto store = Open(options);
+  std::atomic<bool> told = false;
+  std::promise<absl::Status> answer;
+  store->SetListener({.found = [&](const store::FoundSession& session) {
+    store->Acquire(session.head.id, [&](const absl::StatusOr<store::FoundSession>& found) {
+      EXPECT_TRUE(told);
+      answer.set_value(found.status());
+    });
+    absl::SleepFor(absl::Milliseconds(300));
+    told = true;
+  }});
+  proxy.Freeze(true);
+  const absl::Status status = answer.get_future().get();
+  EXPECT_TRUE(absl::IsNotFound(status)) << status;
+  EXPECT_EQ(store->owned(), 1u);
+  EXPECT_TRUE(Append(*store, 0).ok());
+  store->SetListener({});
+  // Once it was elsewhere, it is a session like others.
+  store->Release(kStored);
+  EXPECT_TRUE(Acquire(*store).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(Acquire(*store).status()));
   proxy.Freeze(false);
 }
 

@@ -97,6 +97,42 @@ TEST_F(S3StoreTest, AMissingPartOfAJournalIsDamage) {
   EXPECT_THAT(server_->Keys(""), Not(Contains(absl::StrCat("session/", kStored))));
 }
 
+// The checksum of the object is right: whoever wrote it counted wrongly.
+TEST_F(S3StoreTest, ASnapshotOfTooManyPartsIsDamage) {
+  auto store = Open(Options());
+  ASSERT_TRUE(Create(*store).ok());
+  ASSERT_TRUE(Append(*store, 0).ok());
+  ASSERT_TRUE(Snapshot(*store, 1).ok());
+  store.reset();
+  SessionObject object = Object();
+  object.snapshot_parts = ~0u;
+  S3Client& client = server_->client();
+  ASSERT_TRUE(client.PutObject(SessionKey(kStored), EncodeSessionObject(object), {}, kNever).ok());
+  store = Open(Options());
+  EXPECT_THAT(found_.sessions, IsEmpty());
+  ASSERT_THAT(found_.damaged, SizeIs(1));
+  EXPECT_THAT(found_.damaged[0], HasSubstr(kStored));
+  EXPECT_THAT(server_->Keys(""), Contains(absl::StrCat("damaged/", kStored)));
+  EXPECT_TRUE(absl::IsNotFound(Acquire(*store).status()));
+}
+
+// The object names parts that are not there.
+TEST_F(S3StoreTest, ASnapshotIsReadUpToTheFirstPartThatIsMissing) {
+  auto store = Open(Options());
+  ASSERT_TRUE(Create(*store).ok());
+  ASSERT_TRUE(Append(*store, 0).ok());
+  ASSERT_TRUE(Snapshot(*store, 1).ok());
+  store.reset();
+  SessionObject object = Object();
+  object.snapshot_parts = 1 << 20;
+  S3Client& client = server_->client();
+  ASSERT_TRUE(client.PutObject(SessionKey(kStored), EncodeSessionObject(object), {}, kNever).ok());
+  ASSERT_TRUE(client.Delete(SnapshotKeys(kStored, object).front(), kNever).ok());
+  store = Open(Options());
+  ASSERT_THAT(found_.damaged, SizeIs(1));
+  EXPECT_THAT(found_.damaged[0], HasSubstr("snapshot: 0 bytes, expected 5"));
+}
+
 // The copy is all that is left of a session. Whoever makes it again, or gets no answer, keeps it.
 TEST_F(S3StoreTest, AQuarantinedSessionIsKept) {
   S3Client& client = server_->client();

@@ -37,6 +37,17 @@ TEST(SessionObject, ReadsWhatItWrites) {
   EXPECT_TRUE(DecodeSessionObject(EncodeSessionObject({.removed = true}))->removed);
 }
 
+TEST(SessionObject, NoSnapshotHasMorePartsThanASessionNeeds) {
+  SessionObject object = FullObject();
+  object.snapshot_parts = 1 << 20;  // of 8 MiB
+  EXPECT_EQ(DecodeSessionObject(EncodeSessionObject(object))->snapshot_parts, 1u << 20);
+  for (const uint32_t parts : {(1u << 20) + 1, ~0u}) {
+    object.snapshot_parts = parts;
+    const absl::Status status = DecodeSessionObject(EncodeSessionObject(object)).status();
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+  }
+}
+
 TEST(SessionObject, EveryChangedByteOfTheHeadIsFound) {
   const SessionObject full = FullObject();
   const std::string bytes = EncodeSessionObject(full);

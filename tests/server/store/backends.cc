@@ -109,11 +109,13 @@ class S3Backend final : public Backend {
     server_.Control(absl::StrCat("status=403&method=PUT&word=session/&count=", broken ? -1 : 0));
   }
   void ChangeBytes(const std::string& id, Part part, const Change& change) override {
-    const s3::SessionObject object =
-        s3::ReadSessionObject(server_.client(), id, kNever).value().object;
     std::string key = s3::SessionKey(id);
-    if (part == Part::kText) key = s3::DataKey(id, object.text);
-    if (part == Part::kSnapshot) key = s3::SnapshotKeys(id, object).front();
+    if (part != Part::kJournal) {
+      const s3::SessionObject object =
+          s3::ReadSessionObject(server_.client(), id, kNever).value().object;
+      key =
+          part == Part::kText ? s3::DataKey(id, object.text) : s3::SnapshotKeys(id, object).front();
+    }
     std::string bytes = server_.client().GetObject(key, kNever).value().bytes;
     change(bytes);
     ASSERT_TRUE(server_.client().PutObject(key, bytes, {}, kNever).ok());

@@ -310,6 +310,30 @@ TEST_P(Store, DamagedSessionsAreQuarantined) {
   EXPECT_TRUE(found_.damaged.empty());
 }
 
+// A server of an earlier release shares the place with one of a later release, or comes after it.
+TEST_P(Store, ASessionOfAnotherVersionStaysAsItIs) {
+  ASSERT_TRUE(Create(kId, {OneToken(0, 1)}).ok());
+  ASSERT_TRUE(Snapshot(*store_, kId, 1, {"state"}).ok());
+  store_.reset();
+  const auto flip = [](std::string& bytes) { bytes[8] ^= 2; };  // after the magic text
+  backend_->ChangeBytes(kId, Backend::Part::kJournal, flip);
+  store_ = OpenOne();
+  EXPECT_TRUE(found_.sessions.empty());
+  ASSERT_EQ(found_.damaged.size(), 1u);
+  EXPECT_THAT(found_.damaged[0], HasSubstr(kId));
+  EXPECT_THAT(found_.damaged[0], HasSubstr("this server reads version 1"));
+  const absl::Status refused = Acquire(*store_, kId).status();
+  EXPECT_TRUE(absl::IsFailedPrecondition(refused)) << refused;
+  EXPECT_THAT(refused.message(), HasSubstr(kId));
+  EXPECT_EQ(store_->owned(), 0u);
+  backend_->ChangeBytes(kId, Backend::Part::kJournal, flip);
+  std::unique_ptr<SessionStore> other = OpenOne();  // while the first one has it not
+  ASSERT_EQ(found_.sessions.size(), 1u);
+  EXPECT_EQ(found_.sessions[0].version, 1u);
+  store_ = std::move(other);
+  EXPECT_EQ(Read(kId)->journal.head.snapshot_bytes, 5u);
+}
+
 TEST_P(Store, AReleasedSessionIsAnotherServers) {
   ASSERT_TRUE(Create(kId, {OneToken(0, 1)}).ok());
   EXPECT_TRUE(absl::IsFailedPrecondition(Acquire(*store_, kId).status()));  // it is here
