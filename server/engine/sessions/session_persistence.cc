@@ -43,7 +43,7 @@ int64_t SnapshotSpacing(const Session& session) {
 }
 
 // A journal entry's bytes beside its tokens and its unfinished answer, about.
-constexpr size_t kEntryBytes = 64;
+constexpr size_t kJournalEntryBytes = 64;
 constexpr size_t kLeastJournalBytes = 1 << 20;
 
 // Bytes of journal entries from which on the end of a turn writes a snapshot, in whose journal they
@@ -169,7 +169,8 @@ void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t b
     return Snapshot(session, std::move(saved));
   }
   store::JournalEntry entry = MakeJournalEntry(*session, begin);
-  disk.bytes_since += kEntryBytes + entry.tokens.size() * sizeof(int32_t) + entry.unfinished.size();
+  disk.bytes_since +=
+      kJournalEntryBytes + entry.tokens.size() * sizeof(int32_t) + entry.unfinished.size();
   config_.options.session_store->Append(
       session->info.id, std::move(entry),
       OnEngineThread([session, saved = std::move(saved)](absl::Status status) {
