@@ -176,8 +176,16 @@ void AnswerParser::FollowCode(char c) {
   };
   if (c != '\n') {
     constexpr size_t kMostLine = 64;  // of which a fence is the beginning
+    // A line such as ```ls``` is text: behind a fence of backticks its line has no other one.
+    const size_t begin = line_.find_first_not_of(' ');
+    if (in_opening_line_ && c == '`' && line_[begin] == '`' &&
+        line_.find_first_not_of('`', begin) != line_.npos) {
+      fence_ = 0;
+      in_opening_line_ = false;
+      opens_no_code_ = true;
+    }
     if (line_.size() < kMostLine) line_ += c;
-    if (fence_ == 0 || in_opening_line_) {
+    if (!opens_no_code_ && (fence_ == 0 || in_opening_line_)) {
       const size_t fence = is_fence(line_, 3);
       if (fence > 0) {
         fence_ = fence;
@@ -189,7 +197,7 @@ void AnswerParser::FollowCode(char c) {
   const size_t end = line_.find_last_not_of(" \r");
   const bool only_fence = end != line_.npos && (line_[end] == '`' || line_[end] == '~');
   if (fence_ > 0 && !in_opening_line_ && only_fence && is_fence(line_, fence_) > 0) fence_ = 0;
-  in_opening_line_ = false;
+  in_opening_line_ = opens_no_code_ = false;
   line_.clear();
 }
 

@@ -93,6 +93,7 @@ class AnswerParser {
   std::string space_;              // white space that is given if text of the same kind follows it
   bool given_ = false;             // text was given since the last marker
   bool any_call_ = false, any_reasoning_ = false;
+  bool opens_no_code_ = false;                    // the current line, though it begins with a fence
   bool in_opening_line_ = false;                  // of a block of code
   bool between_lost_ = false, end_lost_ = false;  // these markers do not follow the call
   size_t fence_ = 0;      // length of the fence, "```", of the code that content is in; 0: none

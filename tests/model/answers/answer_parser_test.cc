@@ -374,6 +374,28 @@ TEST_P(DialectTest, ACallInCodeIsText) {
   EXPECT_EQ(TextOf(parts, kind), text);
 }
 
+TEST_P(DialectTest, ACallBehindCodeWithinALineIsACall) {
+  if (IsOneOf({"Bare"})) GTEST_SKIP() << "its calls are whole answers";
+  if (!dialect().opening.empty()) GTEST_SKIP() << "its answers begin as reasoning";
+  std::string call =
+      Written({.role = "assistant", .content = std::nullopt, .tool_calls = {Weather()}});
+  call.erase(0, call.find(syntax_.calls.marker));
+  const std::string far(80, 'x');
+  for (const std::string& line :
+       {std::string("```ls -la```"), std::string("  ```` a `b` ```` and `c`"),
+        std::string("``` ```"), "```" + far + "``` and ```" + far, std::string("```sh ```x")}) {
+    for (const char* between : {"\n", "\n\n"}) {
+      const auto parts = ParseCut("Run it:\n" + line + between + call);
+      ExpectCalls(parts, {Weather()});
+      EXPECT_EQ(TextOf(parts, Kind::kContent), "Run it:\n" + line);
+    }
+  }
+  // The line of a fence of tildes may have backticks.
+  for (const std::string& line : {std::string("~~~ `sh`"), std::string("``````")}) {
+    ExpectCalls(ParseCut(line + "\n" + call), {});
+  }
+}
+
 TEST_P(DialectTest, WhatOnlyBeginsLikeACallIsText) {
   if (!dialect().opening.empty()) GTEST_SKIP() << "its answers begin as reasoning";
   const std::string& marker = syntax_.calls.marker;
