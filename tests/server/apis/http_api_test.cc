@@ -456,6 +456,7 @@ class SmallMemory : public HttpApiTest {
   static TestServerOptions Options() {
     TestServerOptions options;
     options.engine.request_memory = std::make_shared<ByteBudget>(size_t{1} << 20);
+    options.model.chat_template = kPlainTemplate;
     return options;
   }
   SmallMemory() : HttpApiTest(Options()) {}
@@ -468,6 +469,32 @@ TEST_F(SmallMemory, WhatABodyWouldTakeIsCountedBeforeItIsParsed) {
   EXPECT_EQ(error["type"], "rate_limit_error");
   // The memory is released.
   EXPECT_EQ(Call("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1})").status, 200);
+}
+
+// Its last event has the whole text, which is kept until then.
+TEST_F(SmallMemory, AStreamedResponseIsCountedAsItGrows) {
+  Json body = {{"input", "x"},
+               {"include", {"message.output_text.logprobs"}},
+               {"max_output_tokens", 3000},
+               {"ignore_eos", true},
+               {"stream", true}};
+  const HttpReply refused = Call("POST", "/v1/responses", body.dump());
+  EXPECT_EQ(refused.status, 200);
+  EXPECT_THAT(refused.body, HasSubstr("event: error\n"));
+  EXPECT_THAT(refused.body, HasSubstr("request memory"));
+  EXPECT_THAT(refused.body, testing::Not(HasSubstr("event: response.incomplete")));
+  // The memory is released.
+  body["max_output_tokens"] = 100;
+  EXPECT_THAT(Call("POST", "/v1/responses", body.dump()).body,
+              HasSubstr("event: response.incomplete"));
+  // Other streams keep nothing.
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "x"}}}},
+                     {"logprobs", true},
+                     {"max_tokens", 3000},
+                     {"ignore_eos", true},
+                     {"stream", true}};
+  EXPECT_THAT(Call("POST", "/v1/chat/completions", chat.dump()).body,
+              testing::EndsWith("data: [DONE]\n\n"));
 }
 
 }  // namespace
