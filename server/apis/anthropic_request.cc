@@ -1,5 +1,6 @@
 #include "server/apis/anthropic_request.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -89,11 +90,15 @@ void ReadHistory(BodyFields& fields, v1::Conversation& to) {
     if (!from.is_object()) return fields.Expected(path, "an object with role and content", from);
     BodyFields inner(from, path + ".");
     const std::string role = inner.Text("role").value_or("");
-    if (role != "user" && role != "assistant") {
-      fields.Fail(engine::BadField(path + ".role", "user or assistant", Quoted(role)));
+    const Json* const content = inner.Any("content");
+    if (role == "system") {
+      inner.Skip("output_config");  // the request's own counts
+      if (content != nullptr) AddMessage("system", ReadContent(inner, "content", *content), to);
+    } else if (role != "user" && role != "assistant") {
+      fields.Fail(engine::BadField(path + ".role", "user, assistant or system", Quoted(role)));
+    } else if (content != nullptr) {
+      BlockReader(inner, role, to).Read(*content);
     }
-    BlockReader reader(inner, role, to);
-    if (const Json* const content = inner.Any("content")) reader.Read(*content);
     fields.Fail(inner.Finish());
   }
 }
@@ -182,6 +187,22 @@ std::string ReadOutputConfig(BodyFields& fields, OpenAiRequest& to) {
   return effort;
 }
 
+// Refuses `context_management`, but for edits that take nothing out of the conversation.
+void RefuseEdits(BodyFields& fields) {
+  const Json* const given = fields.Any("context_management");
+  if (given == nullptr || IsDefault(*given)) return;
+  const bool has_edits_alone = given->is_object() && given->size() == 1;
+  const Json edits = has_edits_alone ? given->value("edits", Json()) : Json();
+  const auto keeps_all = [](const Json& edit) {
+    return edit.is_object() && edit.size() == 2 &&
+           edit.value("type", Json()) == "clear_thinking_20251015" &&
+           edit.value("keep", Json()) == "all";
+  };
+  if (edits.is_array() && std::ranges::all_of(edits, keeps_all)) return;
+  fields.Fail(Unsupported("context_management",
+                          "none, or edits clear_thinking_20251015 with keep \"all\""));
+}
+
 void ReadLength(BodyFields& fields, v1::GenerateRequest& to) {
   const std::optional<uint32_t> tokens = fields.Count("max_tokens");
   if (!tokens) return fields.Fail(engine::BadField("max_tokens", "a number of tokens", "none"));
@@ -214,7 +235,8 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
     ReadLength(fields, message);
     request.stream = fields.Bool("stream").value_or(false);
   }
-  for (const char* name : {"context_management", "container", "mcp_servers"}) fields.Refuse(name);
+  for (const char* name : {"container", "mcp_servers"}) fields.Refuse(name);
+  RefuseEdits(fields);
   if (const Json* const thread = fields.Any("thread"); thread != nullptr && !IsDefault(*thread)) {
     // Clients then send the whole conversation.
     fields.Fail(Unsupported("thread", "none", "thread_unsupported_request"));

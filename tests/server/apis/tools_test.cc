@@ -558,6 +558,37 @@ TEST(Tools, MessagesCarryResultsOfTools) {
             tokens);
 }
 
+int64_t MessageTokens(ScriptedServer& server, const Json& body) {
+  const HttpReply reply = server.Post("/v1/messages", body);
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  const Json usage = Json::parse(reply.body)["usage"];
+  return usage["input_tokens"].get<int64_t>() + usage["cache_read_input_tokens"].get<int64_t>();
+}
+
+// Claude Code sends both kinds.
+TEST(Tools, SystemMessagesAndEditsThatKeepAllAreServed) {
+  ScriptedServer server;
+  Json body = AnthropicTurn();
+  body["max_tokens"] = 1;
+  body["messages"].push_back({{"role", "system"},
+                              {"content", {{{"type", "text"}, {"text", "Be brief."}}}},
+                              {"output_config", {{"effort", "low"}}}});
+  body["messages"].push_back({{"role", "assistant"}, {"content", "Yes."}});
+  body["messages"].push_back({{"role", "user"}, {"content", "And?"}});
+  body["messages"].push_back({{"role", "system"}, {"content", "Be kind."}});
+  body["context_management"] =
+      Json::parse(R"({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})");
+  Json chat = Chat();
+  const std::pair<const char*, const char*> further[] = {
+      {"system", "Be brief."}, {"assistant", "Yes."}, {"user", "And?"}, {"system", "Be kind."}};
+  for (const auto& [role, content] : further) {
+    chat["messages"].push_back({{"role", role}, {"content", content}});
+  }
+  chat["max_tokens"] = 1;
+  EXPECT_EQ(MessageTokens(server, body),
+            Json::parse(server.Post("/v1/chat/completions", chat).body)["usage"]["prompt_tokens"]);
+}
+
 TEST(Tools, MessagesThatAreNotServedAreRefused) {
   ScriptedServer server;
   const auto refused = [&](const char* change, const char* why) {
@@ -569,8 +600,19 @@ TEST(Tools, MessagesThatAreNotServedAreRefused) {
     EXPECT_THAT(reply.body, HasSubstr(why));
   };
   refused(R"({"max_tokens": null})", "max_tokens: expected a number of tokens, got none");
-  refused(R"({"messages": [{"role": "system", "content": "x"}]})",
-          "messages[0].role: expected user or assistant");
+  refused(R"({"messages": [{"role": "critic", "content": "x"}]})",
+          "messages[0].role: expected user, assistant or system, got 'critic'");
+  refused(R"({"messages": [{"role": "system", "content": [{"type": "image"}]}]})",
+          "messages[0].content");
+  for (const char* edits :
+       {R"([{"type": "clear_thinking_20251015"}])",
+        R"([{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}])",
+        R"([{"type": "clear_thinking_20251015", "keep": "all"},
+            {"type": "clear_tool_uses_20250919", "keep": "all"}])",
+        R"([{"type": "clear_thinking_20251015", "keep": "all", "more": 1}])", "3"}) {
+    refused(absl::StrCat(R"({"context_management": {"edits": )", edits, "}}").c_str(),
+            "context_management: not served here");
+  }
   refused(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})",
           "messages[0].content[0].type: expected text or tool_result, got image");
   refused(R"({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})", "tools[0].type");
