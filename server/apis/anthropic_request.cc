@@ -1,6 +1,8 @@
 #include "server/apis/anthropic_request.h"
 
 #include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -77,10 +79,38 @@ class BlockReader {
   bool has_results_ = false;
 };
 
-void ReadHistory(BodyFields& fields, v1::Conversation& to) {
-  if (const Json* const system = fields.Any("system")) {
-    AddMessage("system", ReadContent(fields, "system", *system), to);
+// Begins a text of Claude Code's that is no part of the prompt: its number changes with every
+// request, so no prompt would begin like the one before.
+constexpr std::string_view kBillingHeader = "x-anthropic-billing-header:";
+
+bool IsBilling(const Json& block) {
+  const auto text = block.is_object() ? block.find("text") : block.end();
+  return text != block.end() && text->is_string() &&
+         text->get_ref<const std::string&>().starts_with(kBillingHeader);
+}
+
+void ReadSystemField(BodyFields& fields, v1::Conversation& to) {
+  const Json* const system = fields.Any("system");
+  if (system == nullptr) return;
+  if (system->is_array() && std::ranges::any_of(*system, IsBilling)) {
+    Json others = Json::array();
+    for (const Json& block : *system) {
+      if (!IsBilling(block)) others.push_back(block);
+    }
+    if (others.empty()) return;
+    AddMessage("system", ReadContent(fields, "system", others), to);
+    return;
   }
+  std::string text = ReadContent(fields, "system", *system);
+  if (system->is_string() && text.starts_with(kBillingHeader)) {
+    text.erase(0, std::min(text.find('\n'), text.size() - 1) + 1);
+    if (text.empty()) return;
+  }
+  AddMessage("system", text, to);
+}
+
+void ReadHistory(BodyFields& fields, v1::Conversation& to) {
+  ReadSystemField(fields, to);
   const Json* const messages = fields.Any("messages");
   if (messages == nullptr) return;
   if (!messages->is_array()) return fields.Expected("messages", "a list of messages", *messages);

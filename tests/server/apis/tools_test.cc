@@ -589,6 +589,41 @@ TEST(Tools, SystemMessagesAndEditsThatKeepAllAreServed) {
             Json::parse(server.Post("/v1/chat/completions", chat).body)["usage"]["prompt_tokens"]);
 }
 
+// Claude Code's first line about billing is another one in every request.
+TEST(Tools, AnAgentsNextMessageIsReadFromTheCache) {
+  const std::string billing = "x-anthropic-billing-header: cc_version=2.1; cch=";
+  const std::string system = "You write code." + std::string(400, 's');
+  Json body = AnthropicTurn();
+  body.erase("tools");
+  body["max_tokens"] = 1;
+  body["system"] = system;
+  ScriptedServer server;
+  const int64_t tokens = MessageTokens(server, body);
+  const auto ask = [&](const Json& changed) {
+    body["system"] = changed;
+    const Json usage = Json::parse(server.Post("/v1/messages", body).body)["usage"];
+    const int64_t cached = usage["cache_read_input_tokens"];
+    EXPECT_EQ(usage["input_tokens"].get<int64_t>() + cached, tokens) << changed;
+    EXPECT_GT(cached, 300) << changed;
+  };
+  const auto block = [](const std::string& text) { return Json{{"type", "text"}, {"text", text}}; };
+  for (const char* number : {"36ee5;", "1;"}) {
+    ask(billing + number + "\n" + system);
+    ask(Json::array({block(billing + number), block(system)}));
+    ask(Json::array(
+        {block("You write code."), block(billing + number + "\nx"), block(system.substr(15))}));
+  }
+  // Nothing else is left of it.
+  body.erase("system");
+  const int64_t without = MessageTokens(server, body);
+  for (const Json& only : {Json(billing + "1;"), Json::array({block(billing + "2;")})}) {
+    body["system"] = only;
+    EXPECT_EQ(MessageTokens(server, body), without) << only;
+  }
+  body["system"] = "Not " + billing;
+  EXPECT_GT(MessageTokens(server, body), without + static_cast<int64_t>(billing.size()));
+}
+
 TEST(Tools, MessagesThatAreNotServedAreRefused) {
   ScriptedServer server;
   const auto refused = [&](const char* change, const char* why) {
