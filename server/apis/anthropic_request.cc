@@ -109,7 +109,8 @@ void ReadSystemField(BodyFields& fields, v1::Conversation& to) {
   AddMessage("system", text, to);
 }
 
-void ReadHistory(BodyFields& fields, v1::Conversation& to) {
+// counts: the request asks for no answer, so it may end with one.
+void ReadHistory(BodyFields& fields, bool counts, v1::Conversation& to) {
   ReadSystemField(fields, to);
   const Json* const messages = fields.Any("messages");
   if (messages == nullptr) return;
@@ -130,6 +131,12 @@ void ReadHistory(BodyFields& fields, v1::Conversation& to) {
       BlockReader(inner, role, to).Read(*content);
     }
     fields.Fail(inner.Finish());
+    if (!counts && role == "assistant" && i + 1 == messages->size()) {
+      // Clients look for the last words, and then send the conversation without it.
+      fields.Fail(Unsupported("messages",
+                              "a user's message at the end, as this model does not support "
+                              "assistant message prefill"));
+    }
   }
 }
 
@@ -256,7 +263,7 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
   message.mutable_prompt()->set_cacheable(true);
   message.mutable_output()->set_parts(true);
   ReadModel(fields, model);
-  ReadHistory(fields, conversation);
+  ReadHistory(fields, counts, conversation);
   ReadTools(fields, conversation);
   ReadToolChoice(fields, message);
   const std::string effort = ReadOutputConfig(fields, request), thinking = ReadThinking(fields);

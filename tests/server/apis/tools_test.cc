@@ -624,6 +624,25 @@ TEST(Tools, AnAgentsNextMessageIsReadFromTheCache) {
   EXPECT_GT(MessageTokens(server, body), without + static_cast<int64_t>(billing.size()));
 }
 
+// A template would write the beginning of an answer as a whole one.
+TEST(Tools, AnAnswerThatAMessageBeginsIsRefused) {
+  ScriptedServer server;
+  Json body = AnthropicTurn();
+  body["max_tokens"] = 1;
+  body["messages"].push_back({{"role", "assistant"}, {"content", "{"}});
+  const HttpReply reply = server.Post("/v1/messages", body);
+  EXPECT_EQ(reply.status, 400) << reply.body;
+  const Json error = Json::parse(reply.body)["error"];
+  EXPECT_EQ(error["param"], "messages");
+  EXPECT_THAT(error["message"].get<std::string>(),
+              HasSubstr("does not support assistant message prefill"));
+  body["messages"].push_back({{"role", "system"}, {"content", "Go on."}});
+  EXPECT_EQ(server.Post("/v1/messages", body).status, 200);
+  body["messages"].erase(2);
+  body.erase("max_tokens");
+  EXPECT_EQ(server.Post("/v1/messages/count_tokens", body).status, 200);
+}
+
 TEST(Tools, MessagesThatAreNotServedAreRefused) {
   ScriptedServer server;
   const auto refused = [&](const char* change, const char* why) {
