@@ -471,6 +471,23 @@ TEST_F(SmallMemory, WhatABodyWouldTakeIsCountedBeforeItIsParsed) {
   EXPECT_EQ(Call("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1})").status, 200);
 }
 
+// The memory for a stored text is a few times the text, and thirty times that there is not.
+TEST_F(SmallMemory, ManyReferencesToOneResponseReadItOnce) {
+  const Json stored =
+      Post("/v1/responses", {{"input", std::string(4000, 'x')}, {"max_output_tokens", 5}});
+  const Json reference = {{"type", "item_reference"}, {"id", stored["output"][0]["id"]}};
+  Json body = {{"input", Json::array()}, {"max_output_tokens", 1}};
+  for (int i = 0; i < 30; ++i) body["input"].push_back(reference);
+  Post("/v1/responses", body);
+  // References to two responses by turns read each text anew, in the memory of the one before.
+  const Json other =
+      Post("/v1/responses", {{"input", std::string(4000, 'y')}, {"max_output_tokens", 5}});
+  for (size_t i = 0; i < 30; i += 2) body["input"][i]["id"] = other["output"][0]["id"];
+  Post("/v1/responses", body);
+  body["input"][7]["id"] = "msg_" + other["id"].get<std::string>().substr(5) + "_9";
+  EXPECT_EQ(Error(Call("POST", "/v1/responses", body.dump()), 404)["param"], "input[7].id");
+}
+
 // Its last event has the whole text, which is kept until then.
 TEST_F(SmallMemory, AStreamedResponseIsCountedAsItGrows) {
   Json body = {{"input", "x"},
