@@ -38,18 +38,30 @@ AnswerParser::AnswerParser(const AnswerSyntax& syntax, ParserOptions options)
 
 void AnswerParser::Add(std::string_view text, std::vector<AnswerPart>& out) {
   pending_ += text;
-  while (!pending_.empty() && Step(out)) {
+  added_ += text.size();
+  Run(out);
+}
+
+void AnswerParser::Run(std::vector<AnswerPart>& out) {
+  while (at_ < pending_.size() && Step(out)) {
   }
+  pending_.erase(0, std::exchange(at_, 0));
 }
 
 void AnswerParser::End(std::vector<AnswerPart>& out) {
   ended_ = true;
-  Add("", out);
-  if (state_ == State::kCallBegin || (state_ == State::kCall && !call_->has_name)) Revert(out);
-  Add("", out);
+  Run(out);
+  while (HasUnnamedCall()) {  // calls may have begun within it
+    Revert(out);
+    Run(out);
+  }
   // White space is text if there is nothing but text.
   const bool in_text = state_ == State::kStart || state_ == State::kContent;
   if (in_text && !any_call_) Append(Kind::kContent, space_, out);
+}
+
+bool AnswerParser::HasUnnamedCall() const {
+  return state_ == State::kCallBegin || (state_ == State::kCall && !call_->has_name);
 }
 
 bool AnswerParser::Step(std::vector<AnswerPart>& out) {
@@ -70,22 +82,26 @@ bool AnswerParser::Step(std::vector<AnswerPart>& out) {
   return false;
 }
 
+void AnswerParser::PutBack(std::string_view text) {
+  // The text of this run is still there.
+  const size_t here = std::min(at_, text.size());
+  at_ -= here;
+  if (here < text.size()) pending_.insert(0, text.substr(0, text.size() - here));
+}
+
 bool AnswerParser::Consume(const std::string& marker, bool& may) {
   if (marker.empty()) return false;
-  if (pending_.starts_with(marker)) {
-    pending_.erase(0, marker.size());
+  if (Pending().starts_with(marker)) {
+    at_ += marker.size();
     return true;
   }
-  may |= !ended_ && marker.starts_with(pending_);
+  may |= !ended_ && marker.starts_with(Pending());
   return false;
 }
 
 bool AnswerParser::StepStart() {
-  while (!pending_.empty() && IsSpace(pending_.front())) {
-    space_ += pending_.front();
-    pending_.erase(0, 1);
-  }
-  if (pending_.empty()) return false;
+  while (at_ < pending_.size() && IsSpace(pending_[at_])) space_ += pending_[at_++];
+  if (at_ == pending_.size()) return false;
   bool may = false;
   if (Consume(syntax_.think_begin, may)) {
     space_.clear();
@@ -93,7 +109,7 @@ bool AnswerParser::StepStart() {
     return true;
   }
   if (may) return false;
-  if (looks_for_calls_ && syntax_.calls.marker.empty() && pending_.front() == '{') {
+  if (looks_for_calls_ && syntax_.calls.marker.empty() && pending_[at_] == '{') {
     BeginCalls();
   } else {
     state_ = State::kContent;
@@ -111,8 +127,7 @@ bool AnswerParser::StepReasoning(std::vector<AnswerPart>& out) {
     return true;
   }
   if (may) return false;
-  GiveCharacter(Kind::kReasoning, pending_.front(), out);
-  pending_.erase(0, 1);
+  GiveCharacter(Kind::kReasoning, pending_[at_++], out);
   return true;
 }
 
@@ -132,10 +147,9 @@ bool AnswerParser::StepContent(std::vector<AnswerPart>& out) {
     }
   }
   if (may) return false;
-  const char c = pending_.front();
+  const char c = pending_[at_++];
   FollowCode(c);
   GiveCharacter(Kind::kContent, c, out);
-  pending_.erase(0, 1);
   return true;
 }
 
@@ -162,8 +176,16 @@ void AnswerParser::FollowCode(char c) {
   };
   if (c != '\n') {
     constexpr size_t kMostLine = 64;  // of which a fence is the beginning
+    // A line such as ```ls``` is text: behind a fence of backticks its line has no other one.
+    const size_t begin = line_.find_first_not_of(' ');
+    if (in_opening_line_ && c == '`' && line_[begin] == '`' &&
+        line_.find_first_not_of('`', begin) != line_.npos) {
+      fence_ = 0;
+      in_opening_line_ = false;
+      opens_no_code_ = true;
+    }
     if (line_.size() < kMostLine) line_ += c;
-    if (fence_ == 0 || in_opening_line_) {
+    if (!opens_no_code_ && (fence_ == 0 || in_opening_line_)) {
       const size_t fence = is_fence(line_, 3);
       if (fence > 0) {
         fence_ = fence;
@@ -175,7 +197,7 @@ void AnswerParser::FollowCode(char c) {
   const size_t end = line_.find_last_not_of(" \r");
   const bool only_fence = end != line_.npos && (line_[end] == '`' || line_[end] == '~');
   if (fence_ > 0 && !in_opening_line_ && only_fence && is_fence(line_, fence_) > 0) fence_ = 0;
-  in_opening_line_ = false;
+  in_opening_line_ = opens_no_code_ = false;
   line_.clear();
 }
 
@@ -196,7 +218,7 @@ bool AnswerParser::StepCallBegin(std::vector<AnswerPart>& out) {
     BeginCall();
     return true;
   }
-  const char c = pending_.front();
+  const char c = pending_[at_];
   if (!begin_.Follow(c)) {
     if (begin_.begun() || syntax_.calls.form != CallForm::kJson || c != '{') {
       Revert(out);
@@ -206,7 +228,7 @@ bool AnswerParser::StepCallBegin(std::vector<AnswerPart>& out) {
     return true;
   }
   read_ += c;
-  pending_.erase(0, 1);
+  ++at_;
   return true;
 }
 
@@ -215,20 +237,21 @@ void AnswerParser::Revert(std::vector<AnswerPart>& out) {
   call_.reset();
   // Its first character is not looked at again, so that it is not taken for a marker once more.
   const std::string text = std::exchange(read_, "");
-  const size_t marker = text.find_first_not_of(" \t\r\n");
-  size_t n =
-      marker == text.npos ? text.size() : marker + std::max<size_t>(syntax_.calls.marker.size(), 1);
-  n = std::min(n, text.size());
-  for (const char c : text.substr(0, n)) {
+  const auto marker = static_cast<size_t>(std::ranges::find_if_not(text, IsSpace) - text.begin());
+  size_t n = std::min(marker + std::max<size_t>(syntax_.calls.marker.size(), 1), text.size());
+  constexpr size_t kMostReread = 4, kFreeReread = size_t{4} << 10;  // times the answer, and bytes
+  const size_t taken = added_ - Pending().size();                   // however the text was cut
+  if (reread_ + text.size() - n > kMostReread * taken + kFreeReread) n = text.size();
+  reread_ += text.size() - n;
+  for (const char c : std::string_view(text).substr(0, n)) {
     FollowCode(c);
     GiveCharacter(Kind::kContent, c, out);
   }
-  pending_.insert(0, text.substr(n));
+  PutBack(std::string_view(text).substr(n));
 }
 
 bool AnswerParser::StepCall(std::vector<AnswerPart>& out) {
-  const char c = pending_.front();
-  pending_.erase(0, 1);
+  const char c = pending_[at_++];
   const CallReader::Result result = call_->Read(c);
   if (!named_) {
     read_ += c;
@@ -246,7 +269,7 @@ bool AnswerParser::StepCall(std::vector<AnswerPart>& out) {
   Append(Kind::kArguments, std::exchange(call_->arguments, ""), out);
   if (result == CallReader::Result::kMore) return true;
   if (result == CallReader::Result::kDone) Append(Kind::kCallEnd, "", out);
-  pending_.insert(0, call_->unread);
+  PutBack(call_->unread);
   call_.reset();
   read_.clear();
   between_.Reset();
@@ -259,9 +282,8 @@ bool AnswerParser::StepCall(std::vector<AnswerPart>& out) {
 }
 
 bool AnswerParser::StepCallNext() {
-  const char c = pending_.front();
+  const char c = pending_[at_++];
   read_ += c;
-  pending_.erase(0, 1);
   // Both markers may begin alike, or one with the other.
   between_lost_ = between_lost_ || !between_.Follow(c);
   if (!between_lost_ && between_.done()) {
@@ -275,12 +297,12 @@ bool AnswerParser::StepCallNext() {
   }
   if (end_lost_ && between_.empty() && !end_.empty() && !end_.begun()) {
     // White space alone stands between calls: this is the next one's first character.
-    pending_.insert(0, std::exchange(read_, ""));
+    PutBack(std::exchange(read_, ""));
     BeginCall();
     return true;
   }
   if (between_lost_ && (after_end_ > 0 || end_lost_)) {
-    pending_.insert(0, read_.substr(after_end_));
+    PutBack(std::string_view(read_).substr(after_end_));
     read_.clear();
     given_ = false;
     state_ = State::kContent;

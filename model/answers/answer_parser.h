@@ -53,6 +53,8 @@ class AnswerParser {
  private:
   enum class State : uint8_t { kStart, kReasoning, kContent, kCallBegin, kCall, kCallNext };
 
+  // Takes pending text apart as far as that goes.
+  void Run(std::vector<AnswerPart>& out);
   // Each takes text from pending_. False: it needs more.
   bool Step(std::vector<AnswerPart>& out);
   bool StepStart();
@@ -62,11 +64,18 @@ class AnswerParser {
   bool StepCall(std::vector<AnswerPart>& out);
   bool StepCallNext();
 
-  // Consumes the marker if pending_ begins with it. Sets `may`, if pending_ may begin with it.
+  std::string_view Pending() const { return std::string_view(pending_).substr(at_); }
+  // Gives back text that was taken from pending_ last.
+  void PutBack(std::string_view text);
+  // Consumes the marker if the pending text begins with it. Sets `may`, if it may begin with it.
   bool Consume(const std::string& marker, bool& may);
   void BeginCalls();
   void BeginCall();
-  // Gives what was read as the beginning of a call: it is content after all.
+  // Whether the answer's end would leave a call without a name.
+  bool HasUnnamedCall() const;
+  // Gives what was read as the beginning of a call: it is content after all. Calls may begin within
+  // it, so it is read again, as long as all that was read again is no more than a few times the
+  // answer; from there on all of it is content.
   void Revert(std::vector<AnswerPart>& out);
   // Gives one character of content or reasoning, with the white space before it.
   void GiveCharacter(AnswerPart::Kind kind, char c, std::vector<AnswerPart>& out);
@@ -78,10 +87,13 @@ class AnswerParser {
   const std::set<std::string> strict_;
   State state_ = State::kStart;
   bool ended_ = false;   // no more text comes
-  std::string pending_;  // not yet taken apart
-  std::string space_;    // white space that is given if text of the same kind follows it
-  bool given_ = false;   // text was given since the last marker
+  std::string pending_;  // not yet taken apart, from at_ on
+  size_t at_ = 0;
+  size_t added_ = 0, reread_ = 0;  // bytes of the answer so far, and those that were read again
+  std::string space_;              // white space that is given if text of the same kind follows it
+  bool given_ = false;             // text was given since the last marker
   bool any_call_ = false, any_reasoning_ = false;
+  bool opens_no_code_ = false;                    // the current line, though it begins with a fence
   bool in_opening_line_ = false;                  // of a block of code
   bool between_lost_ = false, end_lost_ = false;  // these markers do not follow the call
   size_t fence_ = 0;      // length of the fence, "```", of the code that content is in; 0: none

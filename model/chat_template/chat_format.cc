@@ -18,6 +18,7 @@ using Json = nlohmann::json;
 
 constexpr char kJsonFile[] = "chat_template.json";
 constexpr char kTemplateFile[] = "chat_template.jinja";
+constexpr char kTrace[] = "a text to look for";  // of a message, in what a template writes
 
 // A template's text, and its place for messages.
 struct Source {
@@ -165,19 +166,25 @@ absl::StatusOr<std::string> ChatFormat::Render(const Conversation& conversation,
   return text;
 }
 
+bool ChatFormat::WritesLater(const std::string& role, const std::tm& now) const {
+  const std::vector<ChatMessage> messages = {{.role = "user", .content = "a"},
+                                             {.role = role, .content = kTrace}};
+  const absl::StatusOr<std::string> text = Render({.messages = messages}, now);
+  return text.ok() && text->find(kTrace) != std::string::npos;
+}
+
 bool ChatFormat::WritesRole(const std::string& role, const std::tm& now) const {
-  const std::string trace = "a text to look for";
   std::vector<ChatMessage> messages;
   if (role == "tool") {
     const ToolCall call = {.id = "000000001", .name = "tool", .arguments_json = "{}"};
     messages = {{.role = "user", .content = "a"},
                 {.role = "assistant", .content = std::nullopt, .tool_calls = {call}},
-                {.role = role, .content = trace, .tool_call_id = call.id, .name = call.name}};
+                {.role = role, .content = kTrace, .tool_call_id = call.id, .name = call.name}};
   } else {
-    messages = {{.role = role, .content = trace}, {.role = "user", .content = "a"}};
+    messages = {{.role = role, .content = kTrace}, {.role = "user", .content = "a"}};
   }
   const absl::StatusOr<std::string> text = Render({.messages = messages}, now);
-  return !text.ok() || text->find(trace) != std::string::npos;
+  return !text.ok() || text->find(kTrace) != std::string::npos;
 }
 
 }  // namespace ovq::jinja

@@ -59,6 +59,8 @@ class ChatFormat {
   // Whether the template writes the content of messages of this role. True where it refuses a
   // conversation made up to see it.
   bool WritesRole(const std::string& role, const std::tm& now) const;
+  // Whether the template writes a message of this role behind a user's. False where it refuses it.
+  bool WritesLater(const std::string& role, const std::tm& now) const;
 
   const std::string& source() const { return source_; }  // the file's name without its folder
 

@@ -1,5 +1,8 @@
 #include "server/apis/anthropic_request.h"
 
+#include <algorithm>
+#include <string>
+#include <string_view>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -76,10 +79,39 @@ class BlockReader {
   bool has_results_ = false;
 };
 
-void ReadHistory(BodyFields& fields, v1::Conversation& to) {
-  if (const Json* const system = fields.Any("system")) {
-    AddMessage("system", ReadContent(fields, "system", *system), to);
+// Begins a text of Claude Code's that is no part of the prompt: its number changes with every
+// request, so no prompt would begin like the one before.
+constexpr std::string_view kBillingHeader = "x-anthropic-billing-header:";
+
+bool IsBilling(const Json& block) {
+  const auto text = block.is_object() ? block.find("text") : block.end();
+  return text != block.end() && text->is_string() &&
+         text->get_ref<const std::string&>().starts_with(kBillingHeader);
+}
+
+void ReadSystemField(BodyFields& fields, v1::Conversation& to) {
+  const Json* const system = fields.Any("system");
+  if (system == nullptr) return;
+  if (system->is_array() && std::ranges::any_of(*system, IsBilling)) {
+    Json others = Json::array();
+    for (const Json& block : *system) {
+      if (!IsBilling(block)) others.push_back(block);
+    }
+    if (others.empty()) return;
+    AddMessage("system", ReadContent(fields, "system", others), to);
+    return;
   }
+  std::string text = ReadContent(fields, "system", *system);
+  if (system->is_string() && text.starts_with(kBillingHeader)) {
+    text.erase(0, std::min(text.find('\n'), text.size() - 1) + 1);
+    if (text.empty()) return;
+  }
+  AddMessage("system", text, to);
+}
+
+// counts: the request asks for no answer, so it may end with one.
+void ReadHistory(BodyFields& fields, bool counts, v1::Conversation& to) {
+  ReadSystemField(fields, to);
   const Json* const messages = fields.Any("messages");
   if (messages == nullptr) return;
   if (!messages->is_array()) return fields.Expected("messages", "a list of messages", *messages);
@@ -89,12 +121,22 @@ void ReadHistory(BodyFields& fields, v1::Conversation& to) {
     if (!from.is_object()) return fields.Expected(path, "an object with role and content", from);
     BodyFields inner(from, path + ".");
     const std::string role = inner.Text("role").value_or("");
-    if (role != "user" && role != "assistant") {
-      fields.Fail(engine::BadField(path + ".role", "user or assistant", Quoted(role)));
+    const Json* const content = inner.Any("content");
+    if (role == "system") {
+      inner.Skip("output_config");  // the request's own counts
+      if (content != nullptr) AddMessage("system", ReadContent(inner, "content", *content), to);
+    } else if (role != "user" && role != "assistant") {
+      fields.Fail(engine::BadField(path + ".role", "user, assistant or system", Quoted(role)));
+    } else if (content != nullptr) {
+      BlockReader(inner, role, to).Read(*content);
     }
-    BlockReader reader(inner, role, to);
-    if (const Json* const content = inner.Any("content")) reader.Read(*content);
     fields.Fail(inner.Finish());
+    if (!counts && role == "assistant" && i + 1 == messages->size()) {
+      // Clients look for the last words, and then send the conversation without it.
+      fields.Fail(Unsupported("messages",
+                              "a user's message at the end, as this model does not support "
+                              "assistant message prefill"));
+    }
   }
 }
 
@@ -182,6 +224,22 @@ std::string ReadOutputConfig(BodyFields& fields, OpenAiRequest& to) {
   return effort;
 }
 
+// Refuses `context_management`, but for edits that take nothing out of the conversation.
+void RefuseEdits(BodyFields& fields) {
+  const Json* const given = fields.Any("context_management");
+  if (given == nullptr || IsDefault(*given)) return;
+  const bool has_edits_alone = given->is_object() && given->size() == 1;
+  const Json edits = has_edits_alone ? given->value("edits", Json()) : Json();
+  const auto keeps_all = [](const Json& edit) {
+    return edit.is_object() && edit.size() == 2 &&
+           edit.value("type", Json()) == "clear_thinking_20251015" &&
+           edit.value("keep", Json()) == "all";
+  };
+  if (edits.is_array() && std::ranges::all_of(edits, keeps_all)) return;
+  fields.Fail(Unsupported("context_management",
+                          "none, or edits clear_thinking_20251015 with keep \"all\""));
+}
+
 void ReadLength(BodyFields& fields, v1::GenerateRequest& to) {
   const std::optional<uint32_t> tokens = fields.Count("max_tokens");
   if (!tokens) return fields.Fail(engine::BadField("max_tokens", "a number of tokens", "none"));
@@ -205,7 +263,7 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
   message.mutable_prompt()->set_cacheable(true);
   message.mutable_output()->set_parts(true);
   ReadModel(fields, model);
-  ReadHistory(fields, conversation);
+  ReadHistory(fields, counts, conversation);
   ReadTools(fields, conversation);
   ReadToolChoice(fields, message);
   const std::string effort = ReadOutputConfig(fields, request), thinking = ReadThinking(fields);
@@ -214,7 +272,8 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
     ReadLength(fields, message);
     request.stream = fields.Bool("stream").value_or(false);
   }
-  for (const char* name : {"context_management", "container", "mcp_servers"}) fields.Refuse(name);
+  for (const char* name : {"container", "mcp_servers"}) fields.Refuse(name);
+  RefuseEdits(fields);
   if (const Json* const thread = fields.Any("thread"); thread != nullptr && !IsDefault(*thread)) {
     // Clients then send the whole conversation.
     fields.Fail(Unsupported("thread", "none", "thread_unsupported_request"));

@@ -110,7 +110,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
   }
 
   void Write(Part& part, const engine::StreamEvent& event) {
-    if (!writer_->streams() && !Hold(part, event)) return;
+    if (writer_->keeps() && !Hold(part, event)) return;
     if (part.generation.first_choice == 0) return writer_->Add(event, out_);
     engine::StreamEvent moved = event;
     if (moved.chunk) moved.chunk->index += part.generation.first_choice;
@@ -171,8 +171,8 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
     return false;
   }
 
-  // Takes the memory that an event needs until an answer that is not streamed is sent. False: there
-  // is no room, and the request is refused.
+  // Takes the memory that an event needs until an answer that keeps it is sent. False: there is no
+  // room, and the request is refused.
   bool Hold(Part& part, const engine::StreamEvent& event) {
     if (!event.chunk) return true;
     size_t bytes = 2 * event.chunk->text.size() + kTokenBytes;
@@ -184,8 +184,9 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
     held_ += bytes;
     absl::Status status;
     if (held_ > engine::kMaxAnswerBytes) {
-      status = absl::ResourceExhaustedError(absl::StrCat(
-          "answer: more than ", engine::kMaxAnswerBytes, " bytes; a stream has no such bound"));
+      status = absl::ResourceExhaustedError(
+          absl::StrCat("answer: more than ", engine::kMaxAnswerBytes,
+                       " bytes; a stream has no such bound, but for a response's"));
     } else if (held_ / kHoldBytes != (held_ - bytes) / kHoldBytes) {
       status = ReserveBytes(call_->record().memory(), std::max(bytes, kHoldBytes));
     }
@@ -213,7 +214,7 @@ class GenerationCall final : public std::enable_shared_from_this<GenerationCall>
   std::atomic<bool> quiet_ = false;       // nothing was sent for a while
   std::atomic<bool> ended_ = false;       // by the hook, too
   absl::Status end_;                      // the call's, once ended_; the first error before
-  size_t held_ = 0;                       // bytes of an answer that is not streamed
+  size_t held_ = 0;                       // bytes of an answer that the writer keeps
   std::shared_ptr<GenerationCall> self_;  // until the end
 };
 

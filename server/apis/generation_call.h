@@ -18,6 +18,8 @@ class AnswerWriter {
  public:
   virtual ~AnswerWriter() = default;
   virtual bool streams() const = 0;
+  // Whether it keeps what the events say until End, for which the call's memory is taken.
+  virtual bool keeps() const { return !streams(); }
   // Streams: appends the event's text to `out`. Otherwise keeps the event for End.
   virtual void Add(const engine::StreamEvent& event, std::string& out) = 0;
   // Streams: appends the end of the stream, which tells an error that came after the first event.

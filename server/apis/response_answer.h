@@ -18,6 +18,7 @@ class ResponseAnswer final : public AnswerWriter {
                  const model::Tokenizer* tokenizer, int64_t created);
 
   bool streams() const override { return streams_; }
+  bool keeps() const override { return true; }  // the last event has the whole response
   void Add(const engine::StreamEvent& event, std::string& out) override;
   void End(const absl::Status& status, std::string& out) override;
   // The response so far: complete once Finished was added.

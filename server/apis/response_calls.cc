@@ -2,6 +2,7 @@
 // So the conversation before is not prefilled again, and several responses can go on from one.
 #include <algorithm>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -77,17 +78,17 @@ Json ParseStored(const std::string& text) {
   return json.is_discarded() ? Json() : json;
 }
 
-// Takes memory of the call for a stored response's text, and for what becomes of it.
-std::function<absl::Status(size_t)> Reserve(HttpCall& call) {
+// Takes memory for a stored response's text, and for what becomes of it.
+std::function<absl::Status(size_t)> Reserve(ByteHold& memory) {
   constexpr size_t kBytesPerChar = 8;  // as parsed JSON and in an answer
-  return
-      [&call](size_t bytes) { return ReserveBytes(call.record().memory(), kBytesPerChar * bytes); };
+  return [&memory](size_t bytes) { return ReserveBytes(memory, kBytesPerChar * bytes); };
 }
 
 // NotFound without such a response; unset if its text is not kept. Blocks.
-absl::StatusOr<std::optional<StoredResponse>> FindStored(HttpCall& call, const std::string& id) {
+absl::StatusOr<std::optional<StoredResponse>> FindStored(HttpCall& call, const std::string& id,
+                                                         ByteHold& memory) {
   ASSIGN_OR_RETURN(const engine::SessionText text, call.services().engine.sessions().GetText(
-                                                       id, call.caller().tenant, Reserve(call)));
+                                                       id, call.caller().tenant, Reserve(memory)));
   return ReadStored(text);
 }
 
@@ -108,7 +109,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     const std::string& tools = request_.message.prompt().conversation().tools_json();
     if (!tools.empty()) tools_digest_ = Digest(tools);
     if (!request_.previous) return absl::OkStatus();
-    const auto found = FindStored(*call_, *request_.previous);
+    const auto found = FindStored(*call_, *request_.previous, call_->record().memory());
     if (absl::IsNotFound(found.status())) return NoPrevious();
     RETURN_IF_ERROR(found.status());
     const std::optional<StoredResponse>& previous = *found;
@@ -211,17 +212,53 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
   std::string digest_, tools_digest_;
 };
 
-// The output item of a stored response of the caller's.
-absl::StatusOr<Json> StoredItem(HttpCall& call, const std::string& id) {
-  const std::optional<ItemPlace> place = FindItemPlace(id);
-  if (!place) return NoResponse("input.id", nullptr);
-  const auto stored = FindStored(call, place->session_id);
-  if (!stored.ok() && !absl::IsNotFound(stored.status())) return stored.status();
-  if (!stored.ok() || !*stored) return NoResponse("input.id", nullptr);
-  const Json response = ParseStored((*stored)->response);
-  const Json output = response.is_object() ? response.value("output", Json()) : Json();
-  if (!output.is_array() || place->index >= output.size()) return NoResponse("input.id", nullptr);
-  return output[place->index];
+// Finds output items of the caller's stored responses. The output of the last one stays parsed, as
+// references to the items of one response follow one another.
+class StoredItems {
+ public:
+  explicit StoredItems(HttpCall& call) : call_(call) {}
+
+  // Takes memory of the call for the item alone. Blocks.
+  absl::StatusOr<Json> Find(const std::string& id) {
+    const std::optional<ItemPlace> place = FindItemPlace(id);
+    if (!place) return NoResponse("input.id", nullptr);
+    if (place->session_id != session_id_) RETURN_IF_ERROR(Read(place->session_id));
+    if (!output_.is_array() || place->index >= output_.size()) {
+      return NoResponse("input.id", nullptr);
+    }
+    const Json& item = output_[place->index];
+    RETURN_IF_ERROR(Reserve(call_.record().memory())(Dump(item).size()));
+    return item;
+  }
+
+ private:
+  absl::Status Read(const std::string& session_id) {
+    session_id_.clear();
+    output_ = Json();
+    memory_.reset();  // before that of the next one is taken
+    memory_ = std::make_unique<ByteHold>(call_.services().engine.options().request_memory,
+                                         call_.client());
+    const auto stored = FindStored(call_, session_id, *memory_);
+    if (!stored.ok() && !absl::IsNotFound(stored.status())) return stored.status();
+    if (!stored.ok() || !*stored) return NoResponse("input.id", nullptr);
+    Json response = ParseStored((*stored)->response);
+    if (response.is_object() && response.contains("output"))
+      output_ = std::move(response["output"]);
+    session_id_ = session_id;
+    return absl::OkStatus();
+  }
+
+  HttpCall& call_;
+  std::string session_id_;            // of the response that was read last; empty: none
+  std::unique_ptr<ByteHold> memory_;  // of its output
+  Json output_;
+};
+
+absl::StatusOr<ResponseRequest> ReadBody(HttpCall& call) {
+  ASSIGN_OR_RETURN(const Json body, JsonBody(call));
+  StoredItems items(call);
+  return ReadResponse(body, call.services().description.names,
+                      [&items](const std::string& id) { return items.Find(id); });
 }
 
 // Answers with what `show` makes of the stored response that the path names.
@@ -245,7 +282,7 @@ absl::Status ShowStored(const HttpCallPtr& call, const PathWords& words,
   };
   // Another thread makes the answer: the engine's or the folder's may call back.
   call->services().engine.sessions().GetText(
-      *session, call->caller().tenant, Reserve(*call),
+      *session, call->caller().tenant, Reserve(call->record().memory()),
       [call, answer](const absl::StatusOr<engine::SessionText>& text) {
         call->services().blocking.Run(call->record().client(), [answer, text] { answer(text); });
       });
@@ -322,10 +359,7 @@ absl::StatusOr<std::string> ShowItems(Json items, const ItemsPage& page) {
 }  // namespace
 
 absl::Status ServeResponses(const HttpCallPtr& call, const PathWords&) {
-  ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
-  ASSIGN_OR_RETURN(ResponseRequest request,
-                   ReadResponse(body, call->services().description.names,
-                                [&call](const std::string& id) { return StoredItem(*call, id); }));
+  ASSIGN_OR_RETURN(ResponseRequest request, ReadBody(*call));
   call->SetSessionKey(request.session_key);
   auto run = std::make_shared<ResponseRun>(call, std::move(request));
   RETURN_IF_ERROR(run->CheckInstructions());

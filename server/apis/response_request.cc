@@ -34,6 +34,8 @@ class ItemReader {
     if (type == "item_reference") return Refer(path, inner);
     if (type == "message") {
       Message(inner);
+    } else if (type == "agent_message") {
+      AgentMessage(inner);
     } else if (type == "reasoning") {
       Reasoning(inner);
     } else if (type == "function_call") {
@@ -44,7 +46,9 @@ class ItemReader {
       const std::string name = IsName(type) ? type : "another";
       return fields_.Fail(engine::BadField(
           absl::StrCat(fields_.Path(path), ".type"),
-          "message, reasoning, function_call, function_call_output or item_reference", name));
+          "message, agent_message, reasoning, function_call, function_call_output or "
+          "item_reference",
+          name));
     }
     fields_.Fail(inner.Finish());
   }
@@ -68,6 +72,24 @@ class ItemReader {
     for (const char* name : {"phase", "timestamp"}) inner.Skip(name);
     if (role == "assistant") return Answer(/*has_text=*/true).set_content(text);
     AddMessage(role.c_str(), text, to_);
+  }
+
+  // A message between agents of Codex is one of the user's to the model.
+  void AgentMessage(BodyFields& inner) {
+    const std::string author = inner.Text("author").value_or("");
+    inner.Skip("recipient");  // the agent that sends the request
+    const Json* const content = inner.Any("content");
+    if (content == nullptr)
+      return inner.Fail(engine::BadField(inner.Path("content"), "a text", "none"));
+    for (size_t i = 0; content->is_array() && i < content->size(); ++i) {
+      const Json& part = (*content)[i];
+      if (!part.is_object() || part.value("type", Json()) != "encrypted_content") continue;
+      // Only OpenAI's service can read it.
+      return inner.Fail(Unsupported(inner.Path(absl::StrCat("content[", i, "]")),
+                                    "a part of type input_text, got encrypted_content"));
+    }
+    const std::string text = ReadContent(inner, "content", *content);
+    AddMessage("user", author.empty() ? text : absl::StrCat("From ", author, ":\n", text), to_);
   }
 
   void Reasoning(BodyFields& inner) {

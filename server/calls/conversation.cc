@@ -126,8 +126,9 @@ class Writer {
       : format_(format), path_(path), from_(from), now_(now) {}
 
   // A message that the template would write nothing of is refused, as the model would not see it;
-  // "developer" is "system" there.
+  // "developer" is "system" there. A later "system" is "user" where the template takes only that.
   absl::Status CheckRoles() {
+    std::optional<bool> keeps_later_system;
     std::map<std::string, bool> written = {{"user", true}, {"assistant", true}};
     const auto writes = [&](const std::string& role) {
       const auto [entry, is_new] = written.try_emplace(role, true);
@@ -136,9 +137,14 @@ class Writer {
     };
     for (size_t i = 0; i < messages.size(); ++i) {
       std::string& role = messages[i].role;
-      if (writes(role) && written.size() <= kMaxRoles) continue;
-      if (role == "developer" && writes("system")) {
-        role = "system";
+      if (role == "developer" && !writes(role) && writes("system")) role = "system";
+      if (writes(role) && written.size() <= kMaxRoles) {
+        if (role != "system" || i == 0) continue;
+        if (!keeps_later_system) {
+          keeps_later_system =
+              format_.WritesLater(role, now_) || !format_.WritesLater("user", now_);
+        }
+        if (!*keeps_later_system) role = "user";
         continue;
       }
       const std::string field = absl::StrCat(path_, ".messages[", i, "].role");

@@ -131,6 +131,84 @@ TEST(NamedCalls, AreReadAsTheyBegin) {
   }
 }
 
+// The parts of an answer that comes in pieces of so many bytes.
+std::vector<AnswerPart> ParseInPieces(const CallSyntax& calls, std::string_view text,
+                                      size_t piece) {
+  AnswerSyntax syntax;
+  syntax.calls = calls;
+  AnswerParser parser(syntax, {.tools = true, .schemas = Schemas()});
+  std::vector<AnswerPart> parts;
+  for (; !text.empty(); text.remove_prefix(std::min(piece, text.size()))) {
+    parser.Add(text.substr(0, piece), parts);
+  }
+  parser.End(parts);
+  return parts;
+}
+
+std::string ContentOf(const std::vector<AnswerPart>& parts) {
+  std::string text;
+  for (const AnswerPart& part : parts) {
+    EXPECT_EQ(part.kind, Kind::kContent) << part.text;
+    text += part.text;
+  }
+  return text;
+}
+
+std::string Repeated(std::string_view text, size_t times) {
+  std::string whole;
+  for (size_t i = 0; i < times; ++i) whole += text;
+  return whole;
+}
+
+TEST(NamedCalls, NoTextIsLostWhereCallsNeverEnd) {
+  for (const auto& [name, calls] : NamedCalls()) {
+    if (calls.marker.empty()) continue;
+    const std::string open = calls.begin + "{\"a\": [", quoted = calls.begin + "{\"a\": \"";
+    for (const std::string& text :
+         {quoted + calls.marker, quoted + quoted + quoted, open + open + calls.marker,
+          calls.marker + calls.marker + calls.marker, open + "\n " + open + " and\n" + calls.begin,
+          Repeated(open, 500), Repeated(open, 500) + Repeated("]", 700) + " and",
+          "a " + calls.begin + "\v\f " + calls.marker}) {
+      for (const size_t piece : {size_t{1}, size_t{2}, size_t{7}, size_t{500}, text.size()}) {
+        EXPECT_EQ(ContentOf(ParseInPieces(calls, text, piece)), text) << name << " " << piece;
+      }
+      if (text.size() > 500) continue;
+      for (size_t i = 0; i < text.size(); ++i) {
+        EXPECT_EQ(ContentOf(ParseInPieces(calls, text, i + 1)), text) << name << " " << i;
+      }
+    }
+  }
+}
+
+// Times are of the processor, and of as much text each: text that is four times as long takes four
+// times as long, and sixteen times if every character is read again for each one before it.
+TEST(NamedCalls, TextThatIsNoCallAfterAllIsReadInTimeByItsLength) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  const CallSyntax& calls = NamedCalls().at(1).second;
+  ASSERT_EQ(calls.marker, "<tool_call>");
+  const std::string open = "<tool_call>{\"a\": [";
+  const auto texts = [&](size_t bytes) {
+    return std::vector<std::string>{
+        "<tool_call>{\"a\": \"" + std::string(bytes, 'x'), Repeated(open, bytes / open.size()),
+        Repeated(open, bytes / open.size()) + Repeated("]", bytes / open.size()) + " and",
+        Repeated("<tool_call>x", bytes / 12), Repeated("<tool_call>", bytes / 11)};
+  };
+  const auto seconds = [&](const std::string& text, size_t piece, int times) {
+    const std::clock_t begin = std::clock();
+    for (int i = 0; i < times; ++i) {
+      EXPECT_TRUE(ContentOf(ParseInPieces(calls, text, piece)) == text);
+    }
+    return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  };
+  const std::vector<std::string> shorter = texts(kBytes / 4), longer = texts(kBytes);
+  for (size_t i = 0; i < longer.size(); ++i) {
+    for (const size_t piece : {size_t{5}, longer[i].size()}) {
+      const double of_short = seconds(shorter[i], piece, 4), of_long = seconds(longer[i], piece, 1);
+      EXPECT_LT(of_long, 2.5 * of_short + 0.1) << i << " in pieces of " << piece;
+    }
+  }
+}
+
 class DialectTest : public testing::TestWithParam<size_t> {
  protected:
   const Dialect& dialect() const { return Dialects()[GetParam()]; }
@@ -294,6 +372,28 @@ TEST_P(DialectTest, ACallInCodeIsText) {
   ExpectCalls(parts, {});
   const Kind kind = dialect().opening.empty() ? Kind::kContent : Kind::kReasoning;
   EXPECT_EQ(TextOf(parts, kind), text);
+}
+
+TEST_P(DialectTest, ACallBehindCodeWithinALineIsACall) {
+  if (IsOneOf({"Bare"})) GTEST_SKIP() << "its calls are whole answers";
+  if (!dialect().opening.empty()) GTEST_SKIP() << "its answers begin as reasoning";
+  std::string call =
+      Written({.role = "assistant", .content = std::nullopt, .tool_calls = {Weather()}});
+  call.erase(0, call.find(syntax_.calls.marker));
+  const std::string far(80, 'x');
+  for (const std::string& line :
+       {std::string("```ls -la```"), std::string("  ```` a `b` ```` and `c`"),
+        std::string("``` ```"), "```" + far + "``` and ```" + far, std::string("```sh ```x")}) {
+    for (const char* between : {"\n", "\n\n"}) {
+      const auto parts = ParseCut("Run it:\n" + line + between + call);
+      ExpectCalls(parts, {Weather()});
+      EXPECT_EQ(TextOf(parts, Kind::kContent), "Run it:\n" + line);
+    }
+  }
+  // The line of a fence of tildes may have backticks.
+  for (const std::string& line : {std::string("~~~ `sh`"), std::string("``````")}) {
+    ExpectCalls(ParseCut(line + "\n" + call), {});
+  }
 }
 
 TEST_P(DialectTest, WhatOnlyBeginsLikeACallIsText) {

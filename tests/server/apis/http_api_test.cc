@@ -456,6 +456,7 @@ class SmallMemory : public HttpApiTest {
   static TestServerOptions Options() {
     TestServerOptions options;
     options.engine.request_memory = std::make_shared<ByteBudget>(size_t{1} << 20);
+    options.model.chat_template = kPlainTemplate;
     return options;
   }
   SmallMemory() : HttpApiTest(Options()) {}
@@ -468,6 +469,49 @@ TEST_F(SmallMemory, WhatABodyWouldTakeIsCountedBeforeItIsParsed) {
   EXPECT_EQ(error["type"], "rate_limit_error");
   // The memory is released.
   EXPECT_EQ(Call("POST", "/v1/completions", R"({"prompt": "x", "max_tokens": 1})").status, 200);
+}
+
+// The memory for a stored text is a few times the text, and thirty times that there is not.
+TEST_F(SmallMemory, ManyReferencesToOneResponseReadItOnce) {
+  const Json stored =
+      Post("/v1/responses", {{"input", std::string(4000, 'x')}, {"max_output_tokens", 5}});
+  const Json reference = {{"type", "item_reference"}, {"id", stored["output"][0]["id"]}};
+  Json body = {{"input", Json::array()}, {"max_output_tokens", 1}};
+  for (int i = 0; i < 30; ++i) body["input"].push_back(reference);
+  Post("/v1/responses", body);
+  // References to two responses by turns read each text anew, in the memory of the one before.
+  const Json other =
+      Post("/v1/responses", {{"input", std::string(4000, 'y')}, {"max_output_tokens", 5}});
+  for (size_t i = 0; i < 30; i += 2) body["input"][i]["id"] = other["output"][0]["id"];
+  Post("/v1/responses", body);
+  body["input"][7]["id"] = "msg_" + other["id"].get<std::string>().substr(5) + "_9";
+  EXPECT_EQ(Error(Call("POST", "/v1/responses", body.dump()), 404)["param"], "input[7].id");
+}
+
+// Its last event has the whole text, which is kept until then.
+TEST_F(SmallMemory, AStreamedResponseIsCountedAsItGrows) {
+  Json body = {{"input", "x"},
+               {"include", {"message.output_text.logprobs"}},
+               {"max_output_tokens", 3000},
+               {"ignore_eos", true},
+               {"stream", true}};
+  const HttpReply refused = Call("POST", "/v1/responses", body.dump());
+  EXPECT_EQ(refused.status, 200);
+  EXPECT_THAT(refused.body, HasSubstr("event: error\n"));
+  EXPECT_THAT(refused.body, HasSubstr("request memory"));
+  EXPECT_THAT(refused.body, testing::Not(HasSubstr("event: response.incomplete")));
+  // The memory is released.
+  body["max_output_tokens"] = 100;
+  EXPECT_THAT(Call("POST", "/v1/responses", body.dump()).body,
+              HasSubstr("event: response.incomplete"));
+  // Other streams keep nothing.
+  const Json chat = {{"messages", {{{"role", "user"}, {"content", "x"}}}},
+                     {"logprobs", true},
+                     {"max_tokens", 3000},
+                     {"ignore_eos", true},
+                     {"stream", true}};
+  EXPECT_THAT(Call("POST", "/v1/chat/completions", chat.dump()).body,
+              testing::EndsWith("data: [DONE]\n\n"));
 }
 
 }  // namespace

@@ -355,6 +355,8 @@ TEST(ResponseRequests, ItemsAreMessages) {
       {"type": "function_call_output", "call_id": "c2",
        "output": [{"type": "input_text", "text": "noon"}]},
       {"type": "item_reference", "id": "msg_1"},
+      {"type": "agent_message", "id": "amsg_1", "author": "/root/worker", "recipient": "/root",
+       "content": [{"type": "input_text", "text": "do"}, {"type": "input_text", "text": "ne"}]},
       {"type": "message", "role": "user", "content": "And?"}],
       "include": ["reasoning.encrypted_content"], "client_metadata": {"a": "b"},
       "tools": [{"type": "function", "name": "add", "parameters": {}, "strict": null}],
@@ -382,6 +384,7 @@ TEST(ResponseRequests, ItemsAreMessages) {
   add("tool", "3").set_tool_call_id("c1");
   add("tool", "noon").set_tool_call_id("c2");
   add("assistant", "stored");
+  add("user", "From /root/worker:\ndone");
   add("user", "And?");
   expected.set_tools_json(R"([{"type":"function","function":{"name":"add","parameters":{}}}])");
   expected.set_template_args_json(R"({"reasoning_effort":"low"})");
@@ -394,8 +397,15 @@ TEST(ResponseRequests, ItemsAreMessages) {
       ToHttpStatus(Response({{"input", {{{"type", "item_reference"}, {"id", "msg_2"}}}}}).status()),
       404);
   EXPECT_THAT(Response({{"input", {{{"type", "computer_call"}}}}}).status().message(),
-              HasSubstr("input[0].type: expected message, reasoning, function_call, "
+              HasSubstr("input[0].type: expected message, agent_message, reasoning, function_call, "
                         "function_call_output or item_reference, got computer_call"));
+  const Json sealed = Json::parse(R"([{"type": "input_text", "text": "x"},
+      {"type": "encrypted_content", "encrypted_content": "gAAA"}])");
+  const absl::Status status =
+      Response({{"input", {{{"type", "agent_message"}, {"author", "a"}, {"content", sealed}}}}})
+          .status();
+  EXPECT_EQ(engine::GetErrorFacts(status).field, "input[0].content[1]") << status;
+  EXPECT_THAT(status.message(), HasSubstr("encrypted_content"));
 }
 
 TEST(ResponseRequests, AnItemNamesItsResponse) {

@@ -558,6 +558,91 @@ TEST(Tools, MessagesCarryResultsOfTools) {
             tokens);
 }
 
+int64_t MessageTokens(ScriptedServer& server, const Json& body) {
+  const HttpReply reply = server.Post("/v1/messages", body);
+  EXPECT_EQ(reply.status, 200) << reply.body;
+  const Json usage = Json::parse(reply.body)["usage"];
+  return usage["input_tokens"].get<int64_t>() + usage["cache_read_input_tokens"].get<int64_t>();
+}
+
+// Claude Code sends both kinds.
+TEST(Tools, SystemMessagesAndEditsThatKeepAllAreServed) {
+  ScriptedServer server;
+  Json body = AnthropicTurn();
+  body["max_tokens"] = 1;
+  body["messages"].push_back({{"role", "system"},
+                              {"content", {{{"type", "text"}, {"text", "Be brief."}}}},
+                              {"output_config", {{"effort", "low"}}}});
+  body["messages"].push_back({{"role", "assistant"}, {"content", "Yes."}});
+  body["messages"].push_back({{"role", "user"}, {"content", "And?"}});
+  body["messages"].push_back({{"role", "system"}, {"content", "Be kind."}});
+  body["context_management"] =
+      Json::parse(R"({"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]})");
+  Json chat = Chat();
+  const std::pair<const char*, const char*> further[] = {
+      {"system", "Be brief."}, {"assistant", "Yes."}, {"user", "And?"}, {"system", "Be kind."}};
+  for (const auto& [role, content] : further) {
+    chat["messages"].push_back({{"role", role}, {"content", content}});
+  }
+  chat["max_tokens"] = 1;
+  EXPECT_EQ(MessageTokens(server, body),
+            Json::parse(server.Post("/v1/chat/completions", chat).body)["usage"]["prompt_tokens"]);
+}
+
+// Claude Code's first line about billing is another one in every request.
+TEST(Tools, AnAgentsNextMessageIsReadFromTheCache) {
+  const std::string billing = "x-anthropic-billing-header: cc_version=2.1; cch=";
+  const std::string system = "You write code." + std::string(400, 's');
+  Json body = AnthropicTurn();
+  body.erase("tools");
+  body["max_tokens"] = 1;
+  body["system"] = system;
+  ScriptedServer server;
+  const int64_t tokens = MessageTokens(server, body);
+  const auto ask = [&](const Json& changed) {
+    body["system"] = changed;
+    const Json usage = Json::parse(server.Post("/v1/messages", body).body)["usage"];
+    const int64_t cached = usage["cache_read_input_tokens"];
+    EXPECT_EQ(usage["input_tokens"].get<int64_t>() + cached, tokens) << changed;
+    EXPECT_GT(cached, 300) << changed;
+  };
+  const auto block = [](const std::string& text) { return Json{{"type", "text"}, {"text", text}}; };
+  for (const char* number : {"36ee5;", "1;"}) {
+    ask(billing + number + "\n" + system);
+    ask(Json::array({block(billing + number), block(system)}));
+    ask(Json::array(
+        {block("You write code."), block(billing + number + "\nx"), block(system.substr(15))}));
+  }
+  // Nothing else is left of it.
+  body.erase("system");
+  const int64_t without = MessageTokens(server, body);
+  for (const Json& only : {Json(billing + "1;"), Json::array({block(billing + "2;")})}) {
+    body["system"] = only;
+    EXPECT_EQ(MessageTokens(server, body), without) << only;
+  }
+  body["system"] = "Not " + billing;
+  EXPECT_GT(MessageTokens(server, body), without + static_cast<int64_t>(billing.size()));
+}
+
+// A template would write the beginning of an answer as a whole one.
+TEST(Tools, AnAnswerThatAMessageBeginsIsRefused) {
+  ScriptedServer server;
+  Json body = AnthropicTurn();
+  body["max_tokens"] = 1;
+  body["messages"].push_back({{"role", "assistant"}, {"content", "{"}});
+  const HttpReply reply = server.Post("/v1/messages", body);
+  EXPECT_EQ(reply.status, 400) << reply.body;
+  const Json error = Json::parse(reply.body)["error"];
+  EXPECT_EQ(error["param"], "messages");
+  EXPECT_THAT(error["message"].get<std::string>(),
+              HasSubstr("does not support assistant message prefill"));
+  body["messages"].push_back({{"role", "system"}, {"content", "Go on."}});
+  EXPECT_EQ(server.Post("/v1/messages", body).status, 200);
+  body["messages"].erase(2);
+  body.erase("max_tokens");
+  EXPECT_EQ(server.Post("/v1/messages/count_tokens", body).status, 200);
+}
+
 TEST(Tools, MessagesThatAreNotServedAreRefused) {
   ScriptedServer server;
   const auto refused = [&](const char* change, const char* why) {
@@ -569,8 +654,19 @@ TEST(Tools, MessagesThatAreNotServedAreRefused) {
     EXPECT_THAT(reply.body, HasSubstr(why));
   };
   refused(R"({"max_tokens": null})", "max_tokens: expected a number of tokens, got none");
-  refused(R"({"messages": [{"role": "system", "content": "x"}]})",
-          "messages[0].role: expected user or assistant");
+  refused(R"({"messages": [{"role": "critic", "content": "x"}]})",
+          "messages[0].role: expected user, assistant or system, got 'critic'");
+  refused(R"({"messages": [{"role": "system", "content": [{"type": "image"}]}]})",
+          "messages[0].content");
+  for (const char* edits :
+       {R"([{"type": "clear_thinking_20251015"}])",
+        R"([{"type": "clear_thinking_20251015", "keep": {"type": "thinking_turns", "value": 1}}])",
+        R"([{"type": "clear_thinking_20251015", "keep": "all"},
+            {"type": "clear_tool_uses_20250919", "keep": "all"}])",
+        R"([{"type": "clear_thinking_20251015", "keep": "all", "more": 1}])", "3"}) {
+    refused(absl::StrCat(R"({"context_management": {"edits": )", edits, "}}").c_str(),
+            "context_management: not served here");
+  }
   refused(R"({"messages": [{"role": "user", "content": [{"type": "image"}]}]})",
           "messages[0].content[0].type: expected text or tool_result, got image");
   refused(R"({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})", "tools[0].type");

@@ -1,4 +1,8 @@
 // Prompts of messages: the text of the chat template, and within a session the new part of it.
+#include <string>
+#include <utility>
+
+#include "absl/strings/str_cat.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::server::test {
@@ -261,6 +265,38 @@ TEST_F(ConversationTest, AMessageThatLeavesNoTraceIsRefused) {
   EXPECT_THAT(
       any.inference().ApplyTemplate(&roles, request, &response),
       Fails(kInvalid, "conversation.messages[14].role: expected at most 16 different roles"));
+}
+
+// Templates may refuse a system message behind the first message, or pass over it.
+TEST_F(ConversationTest, ALaterSystemMessageIsTheUsersWhereTheTemplateTakesOnlyThat) {
+  const std::string turn = "[{{ m.role }}]{{ m.content }}<|end|>\n";
+  const std::string later = "{% if m.role == 'system' and not loop.first %}";
+  const std::pair<std::string, const char*> templates[] = {
+      {turn, "system"},
+      {later + "{{ raise_exception('System message must be at the beginning.') }}{% endif %}" +
+           turn,
+       "user"},
+      {later + "{% else %}" + turn + "{% endif %}", "user"}};
+  for (const auto& [each, role] : templates) {
+    TestServer& server = Serve("{% for m in messages %}" + each + "{% endfor %}");
+    v1::ApplyTemplateRequest request;
+    *request.mutable_conversation() =
+        Talk({{"system", "Be."}, {"user", "Hi"}, {"system", "Do."}, {"assistant", "a"}});
+    v1::ApplyTemplateResponse response;
+    grpc::ClientContext context;
+    ASSERT_THAT(server.inference().ApplyTemplate(&context, request, &response), Succeeds());
+    EXPECT_EQ(response.text(), absl::StrCat("[system]Be.<|end|>\n[user]Hi<|end|>\n[", role,
+                                            "]Do.<|end|>\n[assistant]a<|end|>\n"));
+  }
+  TestServer& server = Serve(
+      "{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}"
+      "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}");
+  v1::ApplyTemplateRequest request;
+  *request.mutable_conversation() = Talk({{"user", "Hi"}, {"system", "Do."}});
+  v1::ApplyTemplateResponse response;
+  grpc::ClientContext context;
+  EXPECT_THAT(server.inference().ApplyTemplate(&context, request, &response),
+              Fails(kInvalid, "roles must alternate"));
 }
 
 TEST_F(ConversationTest, FieldsHaveLimits) {
