@@ -178,17 +178,20 @@ TEST(SessionCalls, ExportsThatNobodyReadsAreBounded) {
   TestServer server(std::move(options));
   v1::CreateSessionRequest create;
   create.mutable_prompt()->set_text(std::string(30'000, 'x'));
+  v1::Session made;
+  ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
   v1::ExportSessionRequest request;
-  request.set_session_id(server.NewSession(create));
+  request.set_session_id(made.session_id());
   std::list<grpc::ClientContext> contexts;
   std::vector<std::unique_ptr<grpc::ClientReader<v1::SessionBytes>>> unread;
   for (int i = 0; i < 2; ++i) {
-    unread.push_back(server.sessions().ExportSession(&contexts.emplace_back(), request));
+    contexts.emplace_back().AddMetadata("ovq-tenant", "bob");
+    unread.push_back(server.sessions().ExportSession(&contexts.back(), request));
   }
   const auto export_until = [&](grpc::StatusCode code) {
     grpc::Status status;
     for (int i = 0; i < 10'000; ++i) {
-      status = Export(server, request.session_id(), "").second;
+      status = Export(server, request.session_id(), "bob").second;
       if (status.error_code() == code) break;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
