@@ -26,7 +26,7 @@ except ImportError as error:
     sys.exit(0)
 
 import score
-from server_process import ServerProcess
+from server_process import ServerProcess, wait_for
 
 BIN = None
 # Tokens of a sequence are right or wrong together: with this many sequences the errors of
@@ -191,9 +191,10 @@ class StatesOfOneSize(unittest.TestCase):
                     session = client.get_session(session_id)
                     self.assertEqual((session.position, session.state_bytes, session.live_centroids),
                                      (position, state_bytes, 0))
-                    held = re.findall(r'ovq_session_state_bytes\{.*kind="(?!budget).*\} (\d+)\n',
-                                      server.metrics())
-                    self.assertEqual(held, [str(state_bytes)] * 2)  # committed and reserved
+                    # The engine publishes its figures a little later.
+                    wait_for(lambda: re.findall(r'ovq_session_state_bytes\{.*kind="(?!budget).*\} (\d+)\n',
+                                                server.metrics()) == [str(state_bytes)] * 2,
+                             "as many bytes committed and reserved")
                     list(client.generate([5] * 5000, max_tokens=0, session_id=session_id))
 
 
