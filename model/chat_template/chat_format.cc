@@ -173,6 +173,12 @@ bool ChatFormat::WritesLater(const std::string& role, const std::tm& now) const 
   return text.ok() && text->find(kTrace) != std::string::npos;
 }
 
+bool ChatFormat::RefusesRole(const std::string& role, const std::tm& now) const {
+  const std::vector<ChatMessage> messages = {{.role = role, .content = kTrace},
+                                             {.role = "user", .content = "a"}};
+  return !Render({.messages = messages}, now).ok();
+}
+
 bool ChatFormat::WritesRole(const std::string& role, const std::tm& now) const {
   std::vector<ChatMessage> messages;
   if (role == "tool") {

@@ -59,6 +59,8 @@ class ChatFormat {
   // Whether the template writes the content of messages of this role. True where it refuses a
   // conversation made up to see it.
   bool WritesRole(const std::string& role, const std::tm& now) const;
+  // Whether the template refuses a conversation that begins with a message of this role.
+  bool RefusesRole(const std::string& role, const std::tm& now) const;
   // Whether the template writes a message of this role behind a user's. False where it refuses it.
   bool WritesLater(const std::string& role, const std::tm& now) const;
 

@@ -126,9 +126,10 @@ class Writer {
       : format_(format), path_(path), from_(from), now_(now) {}
 
   // A message that the template would write nothing of is refused, as the model would not see it;
-  // "developer" is "system" there. A later "system" is "user" where the template takes only that.
+  // "developer" is "system" there, and where the template refuses it. A later "system" is "user"
+  // where the template takes only that.
   absl::Status CheckRoles() {
-    std::optional<bool> keeps_later_system;
+    std::optional<bool> developer_is_system, keeps_later_system;
     std::map<std::string, bool> written = {{"user", true}, {"assistant", true}};
     const auto writes = [&](const std::string& role) {
       const auto [entry, is_new] = written.try_emplace(role, true);
@@ -137,7 +138,14 @@ class Writer {
     };
     for (size_t i = 0; i < messages.size(); ++i) {
       std::string& role = messages[i].role;
-      if (role == "developer" && !writes(role) && writes("system")) role = "system";
+      if (role == "developer") {
+        if (!developer_is_system) {
+          const bool unwritten = !writes(role) || format_.RefusesRole(role, now_);
+          developer_is_system =
+              unwritten && writes("system") && !format_.RefusesRole("system", now_);
+        }
+        if (*developer_is_system) role = "system";
+      }
       if (writes(role) && written.size() <= kMaxRoles) {
         if (role != "system" || i == 0) continue;
         if (!keeps_later_system) {

@@ -267,6 +267,24 @@ TEST_F(ConversationTest, AMessageThatLeavesNoTraceIsRefused) {
       Fails(kInvalid, "conversation.messages[14].role: expected at most 16 different roles"));
 }
 
+TEST_F(ConversationTest, ADevelopersMessageIsTheSystemsWhereTheTemplateRefusesIt) {
+  TestServer& server = Serve(
+      "{% for m in messages %}{% if m.role not in ['system', 'user', 'assistant'] %}"
+      "{{ raise_exception('Unexpected message role.') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+      "{% endfor %}");
+  v1::ApplyTemplateRequest request;
+  *request.mutable_conversation() = Talk({{"developer", "Be."}, {"user", "Hi"}});
+  v1::ApplyTemplateResponse response;
+  grpc::ClientContext context;
+  ASSERT_THAT(server.inference().ApplyTemplate(&context, request, &response), Succeeds());
+  EXPECT_EQ(response.text(), "[system]Be.[user]Hi");
+  // Another role that it refuses is told in the template's own words.
+  *request.mutable_conversation() = Talk({{"critic", "Be."}, {"user", "Hi"}});
+  grpc::ClientContext refused;
+  EXPECT_THAT(server.inference().ApplyTemplate(&refused, request, &response),
+              Fails(kInvalid, "Unexpected message role."));
+}
+
 // Templates may refuse a system message behind the first message, or pass over it.
 TEST_F(ConversationTest, ALaterSystemMessageIsTheUsersWhereTheTemplateTakesOnlyThat) {
   const std::string turn = "[{{ m.role }}]{{ m.content }}<|end|>\n";
