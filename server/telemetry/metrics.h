@@ -193,7 +193,7 @@ class Metrics : private MetricFamilies {
   Counter& iteration_timeouts =
       OneCounter("ovq_step_timeouts_total", "Steps that took longer than --step-timeout.");
   Gauge& damaged_sessions =
-      OneGauge("ovq_session_files_damaged", "Sessions whose files the last start set aside.");
+      OneGauge("ovq_session_files_damaged", "Sessions whose files the last start quarantined.");
   Gauge& owned_sessions = OneGauge(
       "ovq_sessions_owned", "Sessions in --session-dir or --session-store that this server owns.");
   Gauge& http_connections = OneGauge("ovq_http_connections", "Open connections of the HTTP front.");
