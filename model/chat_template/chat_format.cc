@@ -173,13 +173,7 @@ bool ChatFormat::WritesLater(const std::string& role, const std::tm& now) const 
   return text.ok() && text->find(kTrace) != std::string::npos;
 }
 
-bool ChatFormat::RefusesRole(const std::string& role, const std::tm& now) const {
-  const std::vector<ChatMessage> messages = {{.role = role, .content = kTrace},
-                                             {.role = "user", .content = "a"}};
-  return !Render({.messages = messages}, now).ok();
-}
-
-bool ChatFormat::WritesRole(const std::string& role, const std::tm& now) const {
+RoleUse ChatFormat::UseOfRole(const std::string& role, const std::tm& now) const {
   std::vector<ChatMessage> messages;
   if (role == "tool") {
     const ToolCall call = {.id = "000000001", .name = "tool", .arguments_json = "{}"};
@@ -190,7 +184,8 @@ bool ChatFormat::WritesRole(const std::string& role, const std::tm& now) const {
     messages = {{.role = role, .content = kTrace}, {.role = "user", .content = "a"}};
   }
   const absl::StatusOr<std::string> text = Render({.messages = messages}, now);
-  return !text.ok() || text->find(kTrace) != std::string::npos;
+  if (!text.ok()) return RoleUse::kRefused;
+  return text->find(kTrace) != std::string::npos ? RoleUse::kWritten : RoleUse::kPassedOver;
 }
 
 }  // namespace ovq::jinja

@@ -1,6 +1,7 @@
 // ChatFormat: a model folder's chat template with the special tokens that the template may name.
 #pragma once
 
+#include <cstdint>
 #include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -41,6 +42,13 @@ struct Conversation {
   bool opens_answer = false;         // the text ends with the beginning of the model's answer
 };
 
+// The use that a template has for messages of a role.
+enum class RoleUse : uint8_t {
+  kWritten,
+  kPassedOver,  // nothing of them is written
+  kRefused,     // perhaps for another reason
+};
+
 // Immutable; any thread.
 class ChatFormat {
  public:
@@ -56,11 +64,8 @@ class ChatFormat {
   // InvalidArgument: tools that are no JSON list, arguments that are no JSON object or name a
   // variable of ours, or the template's refusal. ResourceExhausted: as ChatTemplate::Render.
   absl::StatusOr<std::string> Render(const Conversation& conversation, const std::tm& now) const;
-  // Whether the template writes the content of messages of this role. True where it refuses a
-  // conversation made up to see it.
-  bool WritesRole(const std::string& role, const std::tm& now) const;
-  // Whether the template refuses a conversation that begins with a message of this role.
-  bool RefusesRole(const std::string& role, const std::tm& now) const;
+  // Finds the use of a role by a conversation made up to see it.
+  RoleUse UseOfRole(const std::string& role, const std::tm& now) const;
   // Whether the template writes a message of this role behind a user's. False where it refuses it.
   bool WritesLater(const std::string& role, const std::tm& now) const;
 

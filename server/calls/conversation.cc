@@ -129,24 +129,23 @@ class Writer {
   // "developer" is "system" there, and where the template refuses it. A later "system" is "user"
   // where the template takes only that.
   absl::Status CheckRoles() {
-    std::optional<bool> developer_is_system, keeps_later_system;
-    std::map<std::string, bool> written = {{"user", true}, {"assistant", true}};
-    const auto writes = [&](const std::string& role) {
-      const auto [entry, is_new] = written.try_emplace(role, true);
-      if (is_new && written.size() <= kMaxRoles) entry->second = format_.WritesRole(role, now_);
+    using jinja::RoleUse;
+    std::optional<bool> keeps_later_system;
+    std::map<std::string, RoleUse> uses = {{"user", RoleUse::kWritten},
+                                           {"assistant", RoleUse::kWritten}};
+    const auto use_of = [&](const std::string& role) {
+      const auto [entry, is_new] = uses.try_emplace(role, RoleUse::kWritten);
+      if (is_new && uses.size() <= kMaxRoles) entry->second = format_.UseOfRole(role, now_);
       return entry->second;
     };
     for (size_t i = 0; i < messages.size(); ++i) {
       std::string& role = messages[i].role;
-      if (role == "developer") {
-        if (!developer_is_system) {
-          const bool unwritten = !writes(role) || format_.RefusesRole(role, now_);
-          developer_is_system =
-              unwritten && writes("system") && !format_.RefusesRole("system", now_);
-        }
-        if (*developer_is_system) role = "system";
+      if (role == "developer" && use_of(role) != RoleUse::kWritten &&
+          use_of("system") == RoleUse::kWritten) {
+        role = "system";
       }
-      if (writes(role) && written.size() <= kMaxRoles) {
+      // A role that is refused is told in the template's own words.
+      if (use_of(role) != RoleUse::kPassedOver && uses.size() <= kMaxRoles) {
         if (role != "system" || i == 0) continue;
         if (!keeps_later_system) {
           keeps_later_system =
@@ -156,7 +155,7 @@ class Writer {
         continue;
       }
       const std::string field = absl::StrCat(path_, ".messages[", i, "].role");
-      if (written.size() > kMaxRoles) {
+      if (uses.size() > kMaxRoles) {
         return engine::BadField(field, absl::StrCat("at most ", kMaxRoles, " different roles"),
                                 "more");
       }

@@ -19,6 +19,11 @@ namespace {
 
 constexpr size_t kPartBytes = size_t{1} << 20;
 
+// The bytes of a file of a state and tokens, about.
+size_t FileBytes(size_t state_bytes, int64_t tokens) {
+  return state_bytes + static_cast<size_t>(tokens) * sizeof(int32_t);
+}
+
 // The share of one call in a TransferBudget: of an import while its bytes arrive, of an export
 // until its client has read it. Shares the budget: a call may live a little longer than its
 // service, since a worker thread drops the last reference to it.
@@ -30,9 +35,8 @@ class TransferReservation {
   TransferReservation(const TransferReservation&) = delete;
   TransferReservation& operator=(const TransferReservation&) = delete;
 
-  // Reserves a state and tokens. A refused call holds nothing, and is counted.
-  absl::Status Reserve(size_t state_bytes, int64_t tokens, const engine::EngineConfig& config) {
-    const size_t bytes = state_bytes + static_cast<size_t>(tokens) * sizeof(int32_t);
+  // A refused call holds nothing, and is counted.
+  absl::Status Reserve(size_t bytes, const engine::EngineConfig& config) {
     size_t held = budget_->held;
     while (bytes <= budget_->most - held) {
       if (!budget_->held.compare_exchange_weak(held, held + bytes)) continue;
@@ -96,7 +100,10 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
     ASSIGN_OR_RETURN(const engine::SessionInfo info,
                      services_.engine.sessions().Get(id, record_.caller().tenant));
     const size_t state = info.hibernated ? info.state_bytes_cap : info.state_bytes;
-    return reservation_.Reserve(whole ? state : 0, info.position, services_.engine.config());
+    const size_t bytes = FileBytes(whole ? state : 0, info.position);
+    // The only export may be of a session that fills the state memory.
+    const engine::EngineConfig& config = services_.engine.config();
+    return reservation_.Reserve(std::min(bytes, config.options.state_memory_bytes), config);
   }
 
   bool Advance() override {
@@ -166,7 +173,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   absl::Status CheckHead(const engine::SessionImage& head) {
     RETURN_IF_ERROR(services_.engine.sessions().CheckImport(head));
-    return reservation_.Reserve(head.state_bytes, head.length(), services_.engine.config());
+    return reservation_.Reserve(FileBytes(head.state_bytes, head.length()),
+                                services_.engine.config());
   }
 
   void Add() {

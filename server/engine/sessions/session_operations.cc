@@ -243,10 +243,8 @@ void SessionOperations::PutTextHere(const std::string& id, const std::string& te
   ++session->disk->texts_pending;
   parts_.table.texts().Put(session->info, text,
                            [inbox = inbox_, session, then](absl::Status status) {
-                             inbox->Post([session, then, status = std::move(status)]() mutable {
-                               --session->disk->texts_pending;
-                               then(std::move(status));
-                             });
+                             inbox->Post([session] { --session->disk->texts_pending; });
+                             then(std::move(status));
                            });
 }
 

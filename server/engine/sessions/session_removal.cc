@@ -53,10 +53,10 @@ bool SessionRemoval::EvictFrom(const std::string& client, bool table) {
     core_.disk.SwapOut(session);
     return true;
   }
+  // A turn may have claimed it meanwhile; then there is another one to look for.
+  if (!core_.table.Remove(*session, /*only_idle=*/true)) return true;
   const int64_t position = session->position();
-  core_.table.Remove(*session);
-  // A turn may have claimed it meanwhile; its end releases the session then.
-  if (!session->info.busy) core_.table.Release(*session);
+  core_.table.Release(*session);
   core_.table.ReportEvent("give_way", position);
   return true;
 }

@@ -24,7 +24,8 @@ class SessionRemoval {
   bool EvictIdleStates(size_t bytes);
   // Ends the client's idle session that was used least recently. With a session store its state is
   // swapped out instead, unless `table` says that a place in the table is needed. False without
-  // such a session.
+  // such a session; true also if a turn has claimed it meanwhile, so that the next call finds
+  // another.
   bool EvictFrom(const std::string& client, bool table);
 
  private:

@@ -184,12 +184,14 @@ SessionInfo SessionTable::Insert(const std::shared_ptr<Session>& session, bool u
   return session->info;
 }
 
-void SessionTable::Remove(Session& session) {
+bool SessionTable::Remove(Session& session, bool only_idle) {
   std::lock_guard lock(mutex_);
+  if (only_idle && session.info.busy) return false;
   Count(session, -1);
   session.deleted = true;
   by_id_.erase(session.info.id);
   texts_.Forget(session.info.id);
+  return true;
 }
 
 void SessionTable::Update(Session& session, const std::function<void()>& change) {

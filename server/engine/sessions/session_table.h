@@ -58,8 +58,9 @@ class SessionTable {
   std::shared_ptr<Session> FindLeastRecent(const std::function<bool(const Session&)>& which) const;
   // Callers see the session from now on. Returns its info. used: it was used just now.
   SessionInfo Insert(const std::shared_ptr<Session>& session, bool used);
-  // Callers don't see the session any more. It keeps its memory until Release.
-  void Remove(Session& session);
+  // Callers don't see the session any more. It keeps its memory until Release. only_idle: returns
+  // false and changes nothing if the session is busy.
+  bool Remove(Session& session, bool only_idle = false);
   // Changes a session and publishes the change.
   void Update(Session& session, const std::function<void()>& change);
   // Ends a claim. A session that was deleted meanwhile gives its memory back. used: the session was
