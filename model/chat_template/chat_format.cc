@@ -168,7 +168,8 @@ absl::StatusOr<std::string> ChatFormat::Render(const Conversation& conversation,
 
 bool ChatFormat::WritesLater(const std::string& role, const std::tm& now) const {
   const std::vector<ChatMessage> messages = {{.role = "user", .content = "a"},
-                                             {.role = role, .content = kTrace}};
+                                             {.role = role, .content = kTrace},
+                                             {.role = "assistant", .content = "b"}};
   const absl::StatusOr<std::string> text = Render({.messages = messages}, now);
   return text.ok() && text->find(kTrace) != std::string::npos;
 }

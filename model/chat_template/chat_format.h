@@ -66,7 +66,8 @@ class ChatFormat {
   absl::StatusOr<std::string> Render(const Conversation& conversation, const std::tm& now) const;
   // Finds the use of a role by a conversation made up to see it.
   RoleUse UseOfRole(const std::string& role, const std::tm& now) const;
-  // Whether the template writes a message of this role behind a user's. False where it refuses it.
+  // Whether the template writes a message of this role between a user's and its answer. False where
+  // it refuses it.
   bool WritesLater(const std::string& role, const std::tm& now) const;
 
   const std::string& source() const { return source_; }  // the file's name without its folder

@@ -50,6 +50,32 @@ jinja::ChatMessage ToMessage(const v1::ChatMessage& from) {
   return to;
 }
 
+// The role of instructions for which the template has no place. No caller's message has it.
+constexpr char kJoinsUser[] = "";
+
+// Returns the messages with such instructions behind the text of the user's message before them,
+// else before that of the user's message after them, else as a user's message of their own.
+std::vector<jinja::ChatMessage> JoinInstructions(std::span<const jinja::ChatMessage> messages) {
+  std::vector<jinja::ChatMessage> shown;
+  bool is_open = false;  // the last one shown has nothing but instructions
+  for (const jinja::ChatMessage& message : messages) {
+    const bool joins = message.role == kJoinsUser;
+    const bool meets = !shown.empty() && shown.back().role == "user" &&
+                       (joins || (is_open && message.role == "user"));
+    if (meets) {
+      std::string text =
+          absl::StrCat(shown.back().content.value_or(""), "\n\n", message.content.value_or(""));
+      if (!joins) shown.back() = message;
+      shown.back().content = std::move(text);
+    } else {
+      shown.push_back(message);
+      if (joins) shown.back().role = "user";
+    }
+    is_open = joins && (is_open || !meets);
+  }
+  return shown;
+}
+
 // Renders one conversation by the model's template.
 class Writer {
  public:
@@ -76,12 +102,16 @@ class Writer {
   }
 
   absl::StatusOr<std::string> Text(size_t n_messages, bool opens_answer) const {
-    absl::StatusOr<std::string> text =
-        format_.Render({.messages = std::span(messages).first(n_messages),
-                        .tools_json = tools_json_,
-                        .args_json = from_.template_args_json(),
-                        .opens_answer = opens_answer},
-                       now_);
+    std::span<const jinja::ChatMessage> shown = std::span(messages).first(n_messages);
+    std::vector<jinja::ChatMessage> joined;
+    if (std::ranges::find(shown, kJoinsUser, &jinja::ChatMessage::role) != shown.end()) {
+      shown = joined = JoinInstructions(shown);
+    }
+    absl::StatusOr<std::string> text = format_.Render({.messages = shown,
+                                                       .tools_json = tools_json_,
+                                                       .args_json = from_.template_args_json(),
+                                                       .opens_answer = opens_answer},
+                                                      now_);
     if (!text.ok()) return TemplateError(path_, text.status());
     return text;
   }
@@ -125,12 +155,11 @@ class Writer {
          const std::tm& now)
       : format_(format), path_(path), from_(from), now_(now) {}
 
-  // A message that the template would write nothing of is refused, as the model would not see it;
-  // "developer" is "system" there, and where the template refuses it. A later "system" is "user"
-  // where the template takes only that.
+  // Refuses a message that the template would write nothing of, as the model would not see it.
+  // Instructions find a place all the same: "developer" is "system" where the template does not
+  // write it, and a "system" that it does not write there is "user" or joins a user's message.
   absl::Status CheckRoles() {
     using jinja::RoleUse;
-    std::optional<bool> keeps_later_system;
     std::map<std::string, RoleUse> uses = {{"user", RoleUse::kWritten},
                                            {"assistant", RoleUse::kWritten}};
     const auto use_of = [&](const std::string& role) {
@@ -138,30 +167,34 @@ class Writer {
       if (is_new && uses.size() <= kMaxRoles) entry->second = format_.UseOfRole(role, now_);
       return entry->second;
     };
+    std::optional<std::string> later_system;
     for (size_t i = 0; i < messages.size(); ++i) {
       std::string& role = messages[i].role;
-      if (role == "developer" && use_of(role) != RoleUse::kWritten &&
-          use_of("system") == RoleUse::kWritten) {
-        role = "system";
-      }
-      // A role that is refused is told in the template's own words.
-      if (use_of(role) != RoleUse::kPassedOver && uses.size() <= kMaxRoles) {
-        if (role != "system" || i == 0) continue;
-        if (!keeps_later_system) {
-          keeps_later_system =
-              format_.WritesLater(role, now_) || !format_.WritesLater("user", now_);
-        }
-        if (!*keeps_later_system) role = "user";
-        continue;
-      }
+      if (role == "developer" && use_of(role) != RoleUse::kWritten) role = "system";
+      const RoleUse use = use_of(role);
       const std::string field = absl::StrCat(path_, ".messages[", i, "].role");
       if (uses.size() > kMaxRoles) {
         return engine::BadField(field, absl::StrCat("at most ", kMaxRoles, " different roles"),
                                 "more");
       }
-      return engine::BadField(field, "a role that the model's chat template writes", Quoted(role));
+      if (role == "system" && i > 0) {
+        if (!later_system) later_system = RoleOfLaterSystem();
+        role = *later_system;
+      } else if (role == "system" && use != RoleUse::kWritten) {
+        role = kJoinsUser;
+      } else if (use == RoleUse::kPassedOver) {
+        return engine::BadField(field, "a role that the model's chat template writes",
+                                Quoted(role));
+      }  // A role that is refused is told in the template's own words.
     }
     return absl::OkStatus();
+  }
+
+  std::string RoleOfLaterSystem() const {
+    for (const char* role : {"system", "user"}) {
+      if (format_.WritesLater(role, now_)) return role;
+    }
+    return kJoinsUser;
   }
 
   const jinja::ChatFormat& format_;
@@ -266,7 +299,7 @@ std::string SystemText(const v1::Conversation& conversation, const engine::Engin
   if (!writer.ok()) return "";
   std::vector<jinja::ChatMessage>& messages = writer->messages;
   const auto other = std::ranges::find_if(messages, [](const jinja::ChatMessage& message) {
-    return message.role != "system" && message.role != "developer";
+    return message.role != "system" && message.role != "developer" && message.role != kJoinsUser;
   });
   const auto n_system = static_cast<size_t>(other - messages.begin());
   // Templates may refuse to render system messages alone, so one more message is rendered, too.

@@ -306,15 +306,44 @@ TEST_F(ConversationTest, ALaterSystemMessageIsTheUsersWhereTheTemplateTakesOnlyT
     EXPECT_EQ(response.text(), absl::StrCat("[system]Be.<|end|>\n[user]Hi<|end|>\n[", role,
                                             "]Do.<|end|>\n[assistant]a<|end|>\n"));
   }
-  TestServer& server = Serve(
-      "{% for m in messages %}{% if m.role != ['user', 'assistant'][loop.index0 % 2] %}"
-      "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}");
-  v1::ApplyTemplateRequest request;
-  *request.mutable_conversation() = Talk({{"user", "Hi"}, {"system", "Do."}});
-  v1::ApplyTemplateResponse response;
-  grpc::ClientContext context;
-  EXPECT_THAT(server.inference().ApplyTemplate(&context, request, &response),
-              Fails(kInvalid, "roles must alternate"));
+}
+
+// Gemma's and Mistral's templates demand turns of user and assistant, and Gemma's first ones no
+// system message at all.
+TEST_F(ConversationTest, ASystemMessageWithoutAPlaceJoinsTheUsersBesideIt) {
+  const std::string alternate =
+      "{% set ns = namespace(odd=false) %}{% for m in messages %}"
+      "{% if m.role == 'system' and loop.first %}[{{ m.role }}]{{ m.content }}{% else %}"
+      "{% if (m.role == 'assistant') != ns.odd or m.role == 'system' %}"
+      "{{ raise_exception('roles must alternate') }}{% endif %}{% set ns.odd = not ns.odd %}"
+      "[{{ m.role }}]{{ m.content }}{% endif %}{% endfor %}";
+  // It looks at places alone: a later system message shows only when the answer comes.
+  const std::string by_place =
+      "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+      "{{ raise_exception('roles must alternate') }}{% endif %}[{{ m.role }}]{{ m.content }}"
+      "{% endfor %}";
+  const Messages talk = {{"system", "Be."},  {"system", "Do."}, {"user", "Hi"}, {"system", "Go."},
+                         {"assistant", "a"}, {"system", "On."}, {"user", "Yes"}};
+  const std::string rest = "Hi\n\nGo.[assistant]a[user]On.\n\nYes";
+  const std::pair<std::string, std::string> cases[] = {
+      {alternate, "[system]Be.[user]Do.\n\n" + rest}, {by_place, "[user]Be.\n\nDo.\n\n" + rest}};
+  for (const auto& [text, expected] : cases) {
+    TestServer& server = Serve(text);
+    v1::ApplyTemplateRequest request;
+    *request.mutable_conversation() = Talk(talk);
+    v1::ApplyTemplateResponse response;
+    grpc::ClientContext context, alone, refused;
+    ASSERT_THAT(server.inference().ApplyTemplate(&context, request, &response), Succeeds());
+    EXPECT_EQ(response.text(), expected);
+    // With nothing to join it is a user's message.
+    *request.mutable_conversation() = Talk({{"user", "Hi"}, {"assistant", "a"}, {"system", "Do."}});
+    ASSERT_THAT(server.inference().ApplyTemplate(&alone, request, &response), Succeeds());
+    EXPECT_EQ(response.text(), "[user]Hi[assistant]a[user]Do.");
+    // Turns of others are refused in the template's own words.
+    *request.mutable_conversation() = Talk({{"user", "Hi"}, {"user", "Do."}});
+    EXPECT_THAT(server.inference().ApplyTemplate(&refused, request, &response),
+                Fails(kInvalid, "roles must alternate"));
+  }
 }
 
 TEST_F(ConversationTest, FieldsHaveLimits) {
