@@ -19,7 +19,7 @@ import evaluate
 import export
 import sample
 import train
-from data import DataError, Documents
+from data import BOS, DataError, Documents
 from ovq.config import ConfigError, config_from_dict
 from ovq.mixers import unit_norm
 from ovq.model import OvqModel, load_model, save_model
@@ -561,6 +561,17 @@ class TrainingTest(unittest.TestCase):
             self.assertIn(f"over the same {32 * n_contexts} tokens", file.read())
         greedy = self.call(sample, "--model", model, "--prompt", "def ", "--tokens", "5")
         self.assertTrue(greedy.startswith("def "))
+
+    def test_contexts_of_an_evaluation_begin_with_bos_and_read_the_same_bytes(self):
+        documents, read = Documents(self.root), {}
+        for length in (16, 64):
+            inputs, targets = evaluate.held_out_contexts(documents, length, 64, 0)
+            self.assertEqual(set(inputs[:, 0].tolist()), {BOS})
+            np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+            read[length] = targets.ravel().tolist()
+        self.assertEqual(read[16], read[64])
+        first, *_ = documents.held_out.values()
+        self.assertEqual(read[64][:64], first[1:65].tolist())
 
     def test_every_command_has_help_and_names_what_is_wrong(self):
         for name in ("data", "train", "export", "evaluate", "sample", "tasks"):
