@@ -20,7 +20,7 @@ import export
 import sample
 import train
 from data import BOS, DataError, Documents
-from ovq.config import ConfigError, config_from_dict
+from ovq.config import ConfigError, config_from_dict, config_to_dict
 from ovq.mixers import unit_norm
 from ovq.model import OvqModel, load_model, save_model
 from predictors import ReferencePredictor
@@ -561,6 +561,23 @@ class TrainingTest(unittest.TestCase):
             self.assertIn(f"over the same {32 * n_contexts} tokens", file.read())
         greedy = self.call(sample, "--model", model, "--prompt", "def ", "--tokens", "5")
         self.assertTrue(greedy.startswith("def "))
+
+    def test_models_without_a_last_norm_or_with_biases_are_exported_and_sharpened(self):
+        checkpoint, out = (os.path.join(self.folder, name) for name in ("checkpoint.pt", "model"))
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        for changes in ({"final_norm": False}, {"norm_bias": True}, {"lm_head_bias": True, "logit_scale": 0.5}):
+            model = OvqModel(config_from_dict(support.tiny_config(**changes)))
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name.endswith("bias"):
+                        parameter.uniform_(-1, 1)
+                expected = model(tokens)
+            torch.save({"config": config_to_dict(model.config), "model": model.state_dict()}, checkpoint)
+            for factor in ((), ("--sharpen", "4")):
+                with self.subTest(changes=changes, factor=factor):
+                    self.call(export, "--checkpoint", checkpoint, "--out", out, "--dtype", "float32", "--overwrite", *factor)
+                    with torch.no_grad():
+                        torch.testing.assert_close(load_model(out)(tokens), expected * (4 if factor else 1))
 
     def test_contexts_of_an_evaluation_begin_with_bos_and_read_the_same_bytes(self):
         documents, read = Documents(self.root), {}
