@@ -105,7 +105,7 @@ def make_parser():
     add("--adam-beta2", type=float, default=0.95)
     add("--optimizer", choices=("adamw", "muon"), default="adamw", help="of the layers' matrices; muon "
         "learns from fewer tokens (muon.py); all else has AdamW")
-    add("--warmup-steps", type=int, default=100)
+    add("--warmup-steps", type=int, default=100, help="over which the learning rate rises to --lr; 0: none")
     add("--weight-decay", type=float, default=0.1)
     add("--grad-clip", type=float, default=1.0)
     add("--recompute-chunks", action="store_true", help="OVQ: keep one dictionary a chunk for the "
@@ -127,6 +127,24 @@ def make_parser():
     return parser
 
 
+# Options whose values must be above 0, and those that may be 0.
+_POSITIVE = ("last_step", "batch_tokens", "workers", "held_out_length", "grad_clip", "log_steps", "eval_steps")
+_NOT_NEGATIVE = ("steps", "minutes", "warmup_steps", "beta_lr_scale", "weight_decay", "unscored_weight",
+                 "checkpoint_minutes")
+
+
+def check_numbers(args):
+    """Raises ValueError, which names the option, for a number with which a run would fail later, or never end."""
+    for name in (*_POSITIVE, *_NOT_NEGATIVE):
+        value = getattr(args, name)
+        fits = value is None or value > 0 or value == 0 and name in _NOT_NEGATIVE
+        if not fits:
+            wrong = "not positive" if name in _POSITIVE else "neither positive nor 0"
+            raise ValueError(f"--{name.replace('_', '-')}: {value} is {wrong}")
+    if not args.steps and not args.minutes:
+        raise ValueError("one of --steps and --minutes is needed")
+
+
 def parse_args():
     """Returns (args, recipe); the recipe's training section sets the options' defaults."""
     parser = make_parser()
@@ -144,10 +162,7 @@ def parse_args():
     args = parser.parse_args(flags + sys.argv[1:])
     if args.task:
         recipe["task"] = {**recipe.get("task", {}), **args.task}
-    if not args.steps and not args.minutes:
-        raise ValueError("one of --steps and --minutes is needed")
-    if args.last_step is not None and args.last_step < 1:
-        raise ValueError(f"--last-step: {args.last_step} is not positive")
+    check_numbers(args)
     args.compute_dtype = args.compute_dtype or fast_dtype(args.device)
     args.workers = args.workers or (2 if args.device == "cpu" else 1)
     return args, recipe
@@ -316,7 +331,7 @@ class Trainer:
 
     @property
     def ended(self):
-        return self.progress >= 1 or self.step == self.args.last_step
+        return self.progress >= 1 or self.args.last_step is not None and self.step >= self.args.last_step
 
     @property
     def progress(self):

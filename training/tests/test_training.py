@@ -29,6 +29,7 @@ from sources import NO_TARGET, CorpusSource, TaskSource, predicted_right
 from tasks import TaskError, make_task
 
 
+_BELOW = "neither positive nor 0"
 TOKENIZER = os.path.join(os.path.dirname(support.TRAINING), "models", "scripted-chat", "tokenizer.json")
 
 
@@ -37,6 +38,7 @@ class ScheduleTest(unittest.TestCase):
         self.assertAlmostEqual(learning_rate(1.0, 0.0, 0, 10), 0.1)
         self.assertAlmostEqual(learning_rate(1.0, 0.0, 9, 10), 1.0)
         self.assertAlmostEqual(learning_rate(1.0, 1.0, 500, 10), 0.05)
+        self.assertAlmostEqual(learning_rate(1.0, 0.0, 0, 0), 1.0)
 
     def test_phases(self):
         phases = parse_phases("512:0.75,2048:0.25:64")
@@ -410,6 +412,8 @@ class TrainingTest(unittest.TestCase):
         self.train("early", "--last-step", "4")
         self.assertEqual(self.saved("early")["step"], 4)
         self.assertEqual(self.saved("early")["history"][-1][:2], self.saved("whole")["history"][1][:2])
+        self.train("early", "--resume", "--last-step", "3")  # lies behind it
+        self.assertEqual(self.saved("early")["step"], 4)
         self.train("early", "--resume")
         self.assert_same_weights("whole", "early")
         with self.assertRaisesRegex(ValueError, "--last-step: 0 is not positive"):
@@ -452,6 +456,12 @@ class TrainingTest(unittest.TestCase):
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
                 (ConfigError, "layer_types", ("--mixer", "full_attention"),
                  {"config": without_layers}),
+                *((ValueError, f"{option}: {value} is {wrong}", (option, value), {}) for option, value, wrong in (
+                    ("--steps", "-6", _BELOW), ("--minutes", "-0.5", _BELOW), ("--minutes", "nan", _BELOW),
+                    ("--warmup-steps", "-1", _BELOW), ("--unscored-weight", "-0.5", _BELOW),
+                    ("--log-steps", "0", "not positive"), ("--eval-steps", "0", "not positive"),
+                    ("--held-out-length", "0", "not positive"), ("--grad-clip", "0.0", "not positive"),
+                    ("--batch-tokens", "-64", "not positive"), ("--workers", "0", "not positive"))),
                 (ValueError, "--steps and --minutes", ("--steps", "0"), {})):
             with self.subTest(message=message), self.assertRaisesRegex(error, message):
                 self.train("wrong", *arguments, **sections)
