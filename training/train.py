@@ -84,7 +84,8 @@ def make_parser():
     add("--batch-tokens", type=int, default=4096,
         help="tokens in a step, but never less than one context a worker")
     add("--workers", type=int, help="threads that share a step's contexts; each runs its operations on "
-        "OMP_NUM_THREADS threads. Default: 2 on a CPU, 1 on a GPU")
+        "OMP_NUM_THREADS threads. Default: 2 on a CPU, 1 on a GPU. With more than 2, gradients are summed in "
+        "any order, so that no run equals another to the bit")
     add("--phases", default="512:0.37,1024:0.13,2048:0.1,4096:0.13,8192:0.1,16384:0.17",
         help="[SHORTEST-]LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the "
         "run, in order; with SHORTEST every step draws its length, LENGTH or a multiple of "
