@@ -398,7 +398,8 @@ class Trainer:
 
     def restore(self):
         path = os.path.join(self.args.run, CHECKPOINT)
-        saved = torch.load(path, map_location=self.args.device)
+        # The optimizer leaves its counts of steps where they were loaded, and would wait for each of them on a GPU.
+        saved = torch.load(path, map_location="cpu")
         if saved["fingerprint"] != self.source.fingerprint:
             raise ValueError(f"{path}: trained on {saved['fingerprint']}, "
                              f"not on {self.source.fingerprint}")

@@ -268,6 +268,12 @@ class TrainingTest(unittest.TestCase):
                 self.train(on_cpu, "--workers", "1", "--mixer", mixer, config=self.saved(mixer)["config"])
                 bits = [[row[5] for row in self.saved(run)["history"]] for run in (mixer, on_cpu)]
                 np.testing.assert_allclose(*bits, rtol=1e-2)
+        counts = []
+        with mock.patch.object(train.Trainer, "run", lambda trainer: counts.extend(
+                state["step"].device.type for state in trainer.optimizer.state.values())):
+            self.train("ovq_attention", "--resume", "--device", "cuda", "--mixer", "ovq_attention",
+                       config=self.saved("ovq_attention")["config"])
+        self.assertEqual(set(counts), {"cpu"})
         model = os.path.join(self.folder, "model")
         self.call(export, "--checkpoint", self.checkpoint("ovq_attention"), "--out", model)
         tokens = np.random.default_rng(0).integers(0, 256, 100)
