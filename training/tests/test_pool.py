@@ -81,6 +81,21 @@ class ReaderTest(unittest.TestCase):
             with self.subTest(memory=memory):
                 torch.testing.assert_close(self._read(memory, n_rows)[0], whole)
 
+    def test_every_field_of_the_decoder_is_read(self):
+        for changes in ({"token_shift": True}, {"attn_scale": 0.3, "floor_scale": 8}, {"pe_abs": True},
+                        {"final_norm": False}, {"intermediate_size": [0, 24, 0, 24]}):
+            with self.subTest(changes=changes), torch.no_grad():
+                self.model = OvqModel(config_from_dict({**support.shared_out_config(), **changes})).eval()
+                for name, parameter in self.model.named_parameters():
+                    if name.endswith("_shift"):
+                        parameter.uniform_()
+                torch.testing.assert_close(self._read("exact", 2)[0], self.model(self.tokens[None])[0], rtol=1e-4, atol=1e-4)
+
+    def test_layers_of_another_type_are_refused(self):
+        config = support.tiny_config(layer_types=["vq_attention", "full_attention"], vq={"codebook_size": 4})
+        with self.assertRaisesRegex(ValueError, r"^layer_types\[0\]: 'vq_attention' is neither"):
+            Reader(OvqModel(config_from_dict(config)), "exact", 2, 8)
+
     def test_how_rows_are_shared(self):
         self.assertEqual(self._read("equal", 12)[1], [12] * 4)
         self.assertEqual(self._read("shares", 12)[1], [18, 18, 9, 3])
