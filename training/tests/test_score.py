@@ -390,6 +390,11 @@ class ScoreTest(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, message):
                 list(paired.compare(first, other))
 
+    def test_differences_of_all_tokens_stand_before_those_of_the_groups(self):
+        keys = [(length, group) for length in range(1, 30) for group in ("", "0", "2", "10")]
+        scores = {key: {0: (2, 1.0)} for key in reversed(keys)}
+        self.assertEqual([line[:2] for line in paired.compare(scores, scores)], keys)
+
     def test_the_reference_computes_the_same_rows(self):
         arguments = ("--lengths", "64", "--centroids", "16,32", "--sequences", "4")
         _, served, _ = self.score(*arguments, client=FakeClient())
