@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from chat.bpe import load_tokenizer
 from data import DEFAULT_ROOT, Corpus, DataError, Documents
-from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, config_from_dict, config_to_dict,
+from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, check_max_centroids, config_from_dict, config_to_dict,
                         read_json_object, with_changes)
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, LAYER_ABLATIONS, OvqModel, load_model
@@ -321,14 +321,22 @@ class Trainer:
         self.config = make_config(recipe, args.mixer, args.token_shift, args.config)
         self.model = make_model(self.config, args).to(args.device)
         self.source = make_source(recipe, args, self.config)
-        for phase in self.phases:  # checked now and not when the phase begins
-            self.source.check(phase.shortest or phase.length)
-            self.source.check(phase.length)
+        self._check_phases()
         if args.init and load_initial(self.model, args, self.task):
             self.model.sample_codebooks(self._batch(self.phases[0].length)[0][0])
         self.optimizer = make_optimizer(self.model, args)
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
+
+    def _check_phases(self):
+        """Raises now what would end the run when a phase begins."""
+        begin = 0.0
+        for phase in self.phases:
+            self.source.check(phase.shortest or phase.length, begin)
+            self.source.check(phase.length, begin)
+            if phase.max_centroids is not None:
+                check_max_centroids(phase.max_centroids, self.config.chunk_size)
+            begin = phase.end
 
     @property
     def ended(self):

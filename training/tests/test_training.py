@@ -472,6 +472,18 @@ class TrainingTest(unittest.TestCase):
             with self.subTest(message=message), self.assertRaisesRegex(error, message):
                 self.train("wrong", *arguments, **sections)
 
+    def test_what_would_end_a_later_phase_ends_the_run_before_its_first_step(self):
+        long_keys = {**RECALL, "key_tokens": 8, "value_tokens": 8, "n_symbols": 4}  # at first of three tokens
+        widens = ("--widen", "1", "--held-out-length", "100", "--phases")
+        with mock.patch.object(train.Trainer, "train_step", side_effect=AssertionError):
+            for error, message, arguments, sections in (
+                    (ConfigError, "ovq.max_centroids: 1 gives no centroid", ("--phases", "16:0.5,16:0.5:1"), {}),
+                    (TaskError, "n_symbols: 4 is not enough", (*widens, "60:0.1,400:0.9"),
+                     {"task": long_keys, "config": self.without_text(20)}),
+                    (AssertionError, "", (*widens, "60:0.5,400:0.5"), {"task": long_keys, "config": self.without_text(20)})):
+                with self.subTest(arguments=arguments), self.assertRaisesRegex(error, message):
+                    self.train("wrong", *arguments, **sections)
+
     def test_a_recipes_options_are_checked_like_the_command_lines(self):
         for name, value in (("ablation", "all"), ("mixer", "ovq"), ("lr", "fast"),
                             ("recompute_chunks", 3)):
