@@ -72,6 +72,14 @@ def _fla_sizes(config):
             **_marks(config), "fuse_swiglu": True, **_FLA_TRAINING}
 
 
+def value_expansion(head_dim, value_head_dim):
+    """Returns expand_v, of which flash-linear-attention makes a head's values by int(head_dim * expand_v)."""
+    expand = value_head_dim / head_dim
+    while int(head_dim * expand) < value_head_dim:  # the quotient may be rounded down
+        expand = math.nextafter(expand, math.inf)
+    return expand
+
+
 def fla_gated_deltanet(config):
     """flash-linear-attention's GatedDeltaNetForCausalLM."""
     gdn = _section(config, "gated_delta_net")
@@ -79,7 +87,7 @@ def fla_gated_deltanet(config):
         raise ValueError("gdn.conv_bias: no field of the published config has it")
     return {"architectures": ["GatedDeltaNetForCausalLM"], "model_type": "gated_deltanet",
             **_fla_sizes(config), "num_heads": gdn.num_heads, "num_v_heads": gdn.num_v_heads,
-            "head_dim": gdn.head_dim, "expand_v": gdn.value_head_dim / gdn.head_dim,
+            "head_dim": gdn.head_dim, "expand_v": value_expansion(gdn.head_dim, gdn.value_head_dim),
             "conv_size": gdn.conv_size, "use_gate": gdn.use_gate,
             "use_short_conv": gdn.use_short_conv, "allow_neg_eigval": gdn.allow_neg_eigval}
 

@@ -89,6 +89,14 @@ class PublishedTest(unittest.TestCase):
                     if name != "state-spaces-mamba2":  # which has no such fields
                         self.assertEqual({field: raw[field] for field in marks}, marks)
 
+    def test_values_of_any_width_come_back(self):
+        gdn = {"num_heads": 1, "head_dim": 88, "value_head_dim": 120, "conv_size": 4}
+        raw = published.fla_gated_deltanet(fixture_model("fla-gated_deltanet", gdn=gdn).config)
+        self.assertEqual(int(raw["head_dim"] * raw["expand_v"]), 120)
+        for dim in range(1, 130):
+            for value_dim in range(1, 260):
+                self.assertEqual(int(dim * published.value_expansion(dim, value_dim)), value_dim)
+
     def test_what_a_format_cannot_say_is_refused(self):
         gdn = published.FIXTURES["fla-gated_deltanet"][0]
         mamba = published.FIXTURES["fla-mamba2"][0]
