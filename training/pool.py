@@ -244,7 +244,7 @@ def main(arguments=None):
     if {**read_fields(args.model), **args.task}.get("name") in DocumentExam.names:
         raise ValueError(f"{args.model}: --model: its task has no right answers")
     exam, label = score.make_exam(args)
-    model, made = load_model(args.model), exam.sequences(args.length, args.sequences)
+    model, made = load_model(args.model, rule="closest-pair"), exam.sequences(args.length, args.sequences)
     print(f"{label}, {args.sequences} sequences of {made.tokens.shape[1]} tokens, {args.rows} rows a head", flush=True)
     for memory in args.memories:
         right, rows = [], []
