@@ -54,10 +54,9 @@ def held_out_contexts(corpus, length, longest, per_module):
     """Returns (inputs, targets) [n_contexts, length] over the same bytes for every length."""
     pairs = []
     for stream in corpus.held_out.values():
-        stream = stream[1:]  # the context's own bos replaces the first token
-        n_longest = len(stream) // longest
+        n_longest = (len(stream) - 1) // longest  # the context's own bos replaces the first token
         end = longest * (min(n_longest, per_module) if per_module else n_longest)
-        pairs += [context(stream, begin, length) for begin in range(0, end, length)]
+        pairs += [context(stream, 1 + begin, length) for begin in range(0, end, length)]
     if not pairs:
         raise ValueError(f"--lengths: no held-out module has {longest} tokens")
     return tuple(np.stack(side) for side in zip(*pairs))

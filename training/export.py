@@ -3,6 +3,7 @@
 If the recipe names a task, a task.json tells score.py which task the model was trained on."""
 
 import argparse
+import dataclasses
 import os
 import sys
 
@@ -10,6 +11,8 @@ import torch
 
 from ovq.config import ConfigError, config_from_dict
 from ovq.model import INDEX, WEIGHTS, load_model, save_model, write_json
+
+_LAST_NORM = "model.norm.weight"
 
 
 def averaged(weights, folder):
@@ -20,11 +23,20 @@ def averaged(weights, folder):
     return {name: (weight + others[name]) / 2 for name, weight in weights.items()}
 
 
+def sharpened(config, weights, factor):
+    """Returns the Config and weights of the same model with all logits multiplied by a factor.
+
+    The norm before the head takes it; where there is none, or where a bias adds to the logits, logit_scale does."""
+    if config.final_norm and not config.norm_bias and not config.lm_head_bias:
+        return config, {**weights, _LAST_NORM: weights[_LAST_NORM] * factor}
+    return dataclasses.replace(config, logit_scale=config.logit_scale * factor), weights
+
+
 def export(checkpoint, out, dtype, overwrite, shard_bytes=None, sharpen=1.0, mean_with=None):
     """Writes every weight as dtype, in files of at most shard_bytes; returns the bytes of all weights.
 
     mean_with: folder of a model with whose weights the mean is taken, such as those that training went on from.
-    sharpen: factor of all logits, by the norm before them: sampling at temperature 1 is then what it was at 1 / sharpen."""
+    sharpen: factor of all logits: sampling at temperature 1 is then what it was at 1 / sharpen."""
     config_path = os.path.join(out, "config.json")
     task_path = os.path.join(out, "task.json")
     for path in (config_path, os.path.join(out, WEIGHTS), os.path.join(out, INDEX)):
@@ -36,8 +48,8 @@ def export(checkpoint, out, dtype, overwrite, shard_bytes=None, sharpen=1.0, mea
             raise ValueError(f"{checkpoint}: holds no {part!r}, so it is no checkpoint of train.py")
     if mean_with is not None:
         saved["model"] = averaged(saved["model"], mean_with)
-    saved["model"]["model.norm.weight"] *= sharpen
-    n_bytes = save_model(out, config_from_dict(saved["config"]), saved["model"], dtype, shard_bytes)
+    config, weights = sharpened(config_from_dict(saved["config"]), saved["model"], sharpen)
+    n_bytes = save_model(out, config, weights, dtype, shard_bytes)
     if saved.get("task"):
         write_json(task_path, {"task": saved["task"]})
     elif os.path.exists(task_path):

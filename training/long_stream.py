@@ -71,6 +71,9 @@ def make_stream(task, args, random):
     said, n_pairs = places(marks, args.pairs), max(marks)
     n_told = len(said) * args.pairs
     n_filler = n_pairs if args.filler == "fresh" else args.pool
+    if task.n_symbols ** task.key_tokens < n_told + n_filler:
+        raise ValueError(f"--filler: {args.filler} of {n_pairs} pairs needs {n_told + n_filler} distinct keys, and the task has "
+                         f"{task.n_symbols ** task.key_tokens}")
     keys = random.permutation(task.n_symbols ** task.key_tokens)[:n_told + n_filler]
     values = random.integers(task.n_symbols ** task.value_tokens, size=len(keys))
 

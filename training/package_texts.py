@@ -48,6 +48,17 @@ def package_text(folder, most):
     return b"".join(parts)
 
 
+def write_text(out, part, package, text):
+    """Writes the text of a package to a part of the corpus; the other part must not keep one of an earlier list."""
+    for other in PARTS:
+        path = os.path.join(out, other, f"{package}.txt")
+        if other == part:
+            with open(path, "wb") as file:
+                file.write(text)
+        elif os.path.exists(path):
+            os.remove(path)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--packages", required=True, metavar="FILE", help="names of Debian packages")
@@ -68,8 +79,7 @@ def main():
             text = package_text(unpacked, args.most)
             if not text:
                 raise ValueError(f"{package}: no Python sources below dist-packages")
-            with open(os.path.join(args.out, packages[package], f"{package}.txt"), "wb") as file:
-                file.write(text)
+            write_text(args.out, packages[package], package, text)
             total[packages[package]] += len(text)
     print(", ".join(f"{args.out}/{part}: {total[part]} bytes" for part in PARTS))
 

@@ -39,7 +39,8 @@ def compare(first, second):
     """Yields (length, group, sequences, score, score, difference, error or None).
 
     Raises ValueError if both have a length and group, but different sequences or scored tokens."""
-    both = sorted(first.keys() & second.keys(), key=lambda key: (key[0], int(key[1] or 0)))
+    # The row of all tokens comes before that of group 0.
+    both = sorted(first.keys() & second.keys(), key=lambda key: (key[0], int(key[1] or -1)))
     if not both:
         raise ValueError("the two files have no length in common")
     for key in both:

@@ -120,6 +120,9 @@ class Reader:
     def __init__(self, model, memory, n_rows, chunk_len, scales=None):
         """scales: factors of the distances in each layer that has rows."""
         config = model.config
+        for i, kind in enumerate(config.layer_types):
+            if kind not in ("sliding_attention", *DICTIONARY_LAYER_TYPES):
+                raise ValueError(f"layer_types[{i}]: {kind!r} is neither sliding attention nor a layer with rows")
         self._model, self._memory, self._chunk_len = model, memory, chunk_len
         self._bounded = [i for i, kind in enumerate(config.layer_types) if kind in DICTIONARY_LAYER_TYPES]
         n_heads = config.num_key_value_heads
@@ -166,24 +169,32 @@ class Reader:
                 for head, cap in zip(heads, self._caps[layer]):
                     merge_closest([head], [1.0], cap)
 
+    def _heads(self, i, y, begin, tables, last):
+        """Returns q, k and v of layer i for its inputs y, whose first token is at `begin`.
+
+        tables: of RoPE, for all tokens; last: the newest input of each layer so far, for the token shift, which this sets."""
+        attention = self._model.model.layers[i].self_attn
+        n_before = 1 if self._model.config.token_shift and i in last else 0
+        read = torch.cat((last[i], y), 1) if n_before else y
+        last[i] = y[:, -1:]
+        rope = tuple(table[begin - n_before:begin + y.shape[1]] for table in tables)
+        return tuple(part[:, :, n_before:] for part in attention._heads(read, rope, begin - n_before))
+
     @torch.no_grad()
     def logits(self, tokens):
         """Returns logits [n_tokens, vocab] of tokens [n_tokens]."""
         config, network = self._model.config, self._model.model
         tables = mixers.rope_tables(len(tokens), config.head_dim, config.rope_theta, tokens.device)
-        window, outs = {}, []
+        window, last, outs = {}, {}, []
         for begin in range(0, len(tokens), self._chunk_len):
             chunk = slice(begin, begin + self._chunk_len)
-            x, passed = self._model._embed(tokens[None, chunk]), {}
+            x, passed = self._model._embed(tokens[None, chunk], begin), {}
             for i, layer in enumerate(network.layers):
-                attention = layer.self_attn
-                q, k, v = attention._heads(layer.input_layernorm(x, torch.float32),
-                                           tuple(table[chunk] for table in tables))
+                q, k, v = self._heads(i, layer.input_layernorm(x, torch.float32), begin, tables, last)
                 passed[i] = k, v
                 out = self._mix(i, q.unflatten(1, (-1, config.group_size)), k, v, window).flatten(1, 2)
-                x = x + attention.o_proj(out.transpose(1, 2).flatten(2))
-                x = x + layer.mlp(layer.post_attention_layernorm(x, torch.float32))
-            outs.append(self._model._logits(network.norm(x, torch.float32))[0])
+                x = layer.add_mlp(x + layer.self_attn.o_proj(out.transpose(1, 2).flatten(2)), torch.float32)
+            outs.append(self._model._logits(network.norm(x, torch.float32) if config.final_norm else x)[0])
             if begin + self._chunk_len <= len(tokens):
                 self._after_chunk(passed)
         return torch.cat(outs)
@@ -233,7 +244,7 @@ def main(arguments=None):
     if {**read_fields(args.model), **args.task}.get("name") in DocumentExam.names:
         raise ValueError(f"{args.model}: --model: its task has no right answers")
     exam, label = score.make_exam(args)
-    model, made = load_model(args.model), exam.sequences(args.length, args.sequences)
+    model, made = load_model(args.model, rule="closest-pair"), exam.sequences(args.length, args.sequences)
     print(f"{label}, {args.sequences} sequences of {made.tokens.shape[1]} tokens, {args.rows} rows a head", flush=True)
     for memory in args.memories:
         right, rows = [], []

@@ -24,6 +24,7 @@ _MAMBA_NAMES = {"model.embed_tokens.": "backbone.embeddings.", "model.layers.": 
                 "model.norm.": "backbone.norm_f.", ".input_layernorm.": ".norm.",
                 ".self_attn.": ".mixer."}
 _STATE_SPACES_NAMES = {**_MAMBA_NAMES, "model.embed_tokens.": "backbone.embedding."}
+_STATE_SPACES_EPS = 1e-5  # no field has it
 # Fields that the projects' trainers write and that do not affect results.
 _FLA_TRAINING = {"fuse_norm": True, "fuse_cross_entropy": True, "fuse_linear_cross_entropy": False,
                  "use_l2warp": False, "initializer_range": 0.02, "use_cache": True,
@@ -54,6 +55,12 @@ def fla_width(d_model, hidden_ratio):
     return 256 * math.ceil(int(d_model * hidden_ratio * 2 / 3) / 256)
 
 
+def _marks(config):
+    """Returns the tokens that begin and end a text; for a model without such, the projects' own defaults."""
+    return {name: default if getattr(config, name) < 0 else getattr(config, name)
+            for name, default in (("bos_token_id", 1), ("eos_token_id", 2))}
+
+
 def _fla_sizes(config):
     width = _one_width(config)
     from_ratio = width == fla_width(config.hidden_size, 4)
@@ -62,7 +69,15 @@ def _fla_sizes(config):
             "intermediate_size": None if from_ratio else width, "norm_eps": config.rms_norm_eps,
             "num_hidden_layers": config.num_hidden_layers, "vocab_size": config.vocab_size,
             "tie_word_embeddings": config.tie_word_embeddings, "torch_dtype": config.torch_dtype,
-            "bos_token_id": 1, "eos_token_id": 2, "fuse_swiglu": True, **_FLA_TRAINING}
+            **_marks(config), "fuse_swiglu": True, **_FLA_TRAINING}
+
+
+def value_expansion(head_dim, value_head_dim):
+    """Returns expand_v, of which flash-linear-attention makes a head's values by int(head_dim * expand_v)."""
+    expand = value_head_dim / head_dim
+    while int(head_dim * expand) < value_head_dim:  # the quotient may be rounded down
+        expand = math.nextafter(expand, math.inf)
+    return expand
 
 
 def fla_gated_deltanet(config):
@@ -72,7 +87,7 @@ def fla_gated_deltanet(config):
         raise ValueError("gdn.conv_bias: no field of the published config has it")
     return {"architectures": ["GatedDeltaNetForCausalLM"], "model_type": "gated_deltanet",
             **_fla_sizes(config), "num_heads": gdn.num_heads, "num_v_heads": gdn.num_v_heads,
-            "head_dim": gdn.head_dim, "expand_v": gdn.value_head_dim / gdn.head_dim,
+            "head_dim": gdn.head_dim, "expand_v": value_expansion(gdn.head_dim, gdn.value_head_dim),
             "conv_size": gdn.conv_size, "use_gate": gdn.use_gate,
             "use_short_conv": gdn.use_short_conv, "allow_neg_eigval": gdn.allow_neg_eigval}
 
@@ -116,7 +131,7 @@ def _mamba2_common(config, mamba, expand):
             "conv_kernel": mamba.conv_kernel, "use_conv_bias": mamba.use_conv_bias,
             "use_bias": mamba.use_bias, "norm_before_gate": mamba.norm_before_gate,
             "chunk_size": 256, "residual_in_fp32": True, "rescale_prenorm_residual": True,
-            "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+            "pad_token_id": 0, **_marks(config)}
 
 
 def fla_mamba2(config):
@@ -143,10 +158,13 @@ def hf_mamba2(config):
 
 
 def state_spaces_mamba2(config):
-    """state-spaces/mamba's MambaLMHeadModel with layers "Mamba2"; its vocab_size is not padded."""
+    """state-spaces/mamba's MambaLMHeadModel with layers "Mamba2". Its code rounds vocab_size up to a multiple of
+    pad_vocab_size_multiple: of 16, as published models do, where the model's size allows it."""
     mamba, expand = _mamba2_sizes(config)
     if not config.tie_word_embeddings:
         raise ValueError("tie_word_embeddings: published models of this format have it")
+    if config.rms_norm_eps != _STATE_SPACES_EPS:
+        raise ValueError(f"rms_norm_eps: {config.rms_norm_eps}, but this format has {_STATE_SPACES_EPS} always")
     defaults = {"d_state": (mamba.state_size, 128), "d_conv": (mamba.conv_kernel, 4),
                 "expand": (expand, 2), "headdim": (mamba.head_dim, 64),
                 "ngroups": (mamba.n_groups, 1), "bias": (mamba.use_bias, False),
@@ -160,7 +178,7 @@ def state_spaces_mamba2(config):
     return {"d_model": config.hidden_size, "d_intermediate": 0, "n_layer": config.num_hidden_layers,
             "vocab_size": config.vocab_size, "ssm_cfg": ssm, "attn_layer_idx": [], "attn_cfg": {},
             "rms_norm": True, "residual_in_fp32": True, "fused_add_norm": True,
-            "pad_vocab_size_multiple": 16, "tie_embeddings": True}
+            "pad_vocab_size_multiple": 1 if config.vocab_size % 16 else 16, "tie_embeddings": True}
 
 
 # format -> (function from a Config to its config.json, its names for the native prefixes)

@@ -15,7 +15,7 @@ def learning_rate(peak, progress, step, warmup_steps):
     """Linear warm-up over optimizer steps, then a cosine over progress (0 at the start, 1 at the
     end)."""
     cosine = 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
-    return peak * min(1.0, (step + 1) / warmup_steps) * (
+    return peak * min(1.0, (step + 1) / max(1, warmup_steps)) * (
         MIN_LR_SHARE + (1 - MIN_LR_SHARE) * cosine)
 
 

@@ -288,6 +288,14 @@ def write_csv(path, rows, columns=COLUMNS):
     os.replace(path + ".partial", path)
 
 
+def fills_slots(args, mixer, min_state_size):
+    """Returns whether dictionaries have as many slots as tokens up to their cap; min_state_size: the config's."""
+    rule = args.memory or mixer
+    if rule in ("ovq", "paper", "dictionary"):  # OVQ's own rule, by which eq. 17 gives the number else
+        return min_state_size
+    return rule in ("closest-pair", "keydiff") and not (args.memory and args.backend == "reference")
+
+
 def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
     ablation = args.memory or args.ablation
@@ -310,8 +318,8 @@ def run(args, stack):
         layer_types, shares = config.served_types, config.shares
     mixer = mixer_of(layer_types)
     bounded = mixer in ("ovq", "closest-pair", "keydiff") or args.memory
-    fills = (args.memory or mixer) in ("closest-pair", "keydiff") and not (args.memory and args.backend == "reference")
-    law = RowLaw(fills, shares or (1.0,), args.ablation == "linear_growth_blind")
+    grows_at_once = not args.address and config.ovq_rules.min_state_size
+    law = RowLaw(fills_slots(args, mixer, grows_at_once), shares or (1.0,), args.ablation == "linear_growth_blind")
     plan = make_plan(exam, args.lengths, args.centroids if bounded else [None], args.sequences, law)
     saturation_n = load_config(args.model).kvm.state_saturation_n \
         if args.model and mixer == "kvm" else None

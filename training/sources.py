@@ -35,11 +35,11 @@ class CorpusSource:
         self._sample = corpus.held_out_sample(held_out_length,
                                               max(1, self._SAMPLE_TOKENS // held_out_length))
 
-    def check(self, length):
+    def check(self, length, progress):  # the corpus does not change during a run
         """Raises the error that next would raise for contexts of this length."""
         self._corpus.sampler(0).next(length, 1)
 
-    def next(self, length, batch, progress):  # the corpus does not change during a run
+    def next(self, length, batch, progress):
         inputs, targets = self._sampler.next(length, batch)
         return inputs, targets, np.ones(targets.shape, np.float32)
 
@@ -85,10 +85,12 @@ class TaskSource:
             task = task.narrowed(min(progress / self._widen, 1.0), random)
         return task.sequences(length, batch, random)
 
-    def check(self, length):
-        """Raises the error that next would raise for contexts of this length."""
+    def check(self, length, progress):
+        """Raises the error that next would raise for contexts of this length, from this progress to the run's end: the
+        easiest task has the fewest distinct keys, the full one the longest."""
         for seed in range(self._CHECKED):
-            self._make(length, 1, 1.0, np.random.default_rng(seed))
+            for at in (progress, 1.0):
+                self._make(length, 1, at, np.random.default_rng(seed))
 
     def next(self, length, batch, progress):
         random = np.random.default_rng((self._seed, self._n_batches))
@@ -135,7 +137,7 @@ class ConversationSource:
         is_agents = random_module.Random(f"{seed} kind").random() < self._agents
         return make_sample(seed, length, self._tokenizer, held_out, AgentConversation if is_agents else Conversation)
 
-    def check(self, length):
+    def check(self, length, progress):  # conversations do not change during a run
         """Raises the error that next would raise for contexts of this length."""
         self._make("check", length)
 

@@ -13,6 +13,7 @@ from chat.bpe import load_tokenizer
 from data import DataError, DocumentSampler, spread_contexts
 
 BEGIN = 0
+_MOST_TOKENS = 1 << 16  # of streams of uint16
 
 
 class Texts:
@@ -21,8 +22,14 @@ class Texts:
     def __init__(self, root):
         tokenizer = load_tokenizer(os.path.join(root, "tokenizer.json"))
         self.vocab_size = tokenizer.size
+        if self.vocab_size > _MOST_TOKENS:
+            raise DataError(f"{root}: tokenizer.json has {self.vocab_size} tokens, more than {_MOST_TOKENS}, the most "
+                            "that a stream can tell apart")
         self._token_bytes = tokenizer.token_bytes()
         self.train, self.held_out = (self._read(os.path.join(root, part), tokenizer) for part in ("train", "held-out"))
+        both = sorted(self.train.keys() & self.held_out.keys())
+        if both:
+            raise DataError(f"{root}: {', '.join(both)}: in train and in held-out")
         digest = hashlib.sha256()
         for part in (self.train, self.held_out):
             for name, stream in part.items():

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 
 from chat.bpe import load_tokenizer
 from data import DEFAULT_ROOT, Corpus, DataError, Documents
-from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, config_from_dict, config_to_dict,
+from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, check_max_centroids, config_from_dict, config_to_dict,
                         read_json_object, with_changes)
 from ovq.dictionary import ABLATIONS
 from ovq.model import DTYPES, LAYER_ABLATIONS, OvqModel, load_model
@@ -84,7 +84,8 @@ def make_parser():
     add("--batch-tokens", type=int, default=4096,
         help="tokens in a step, but never less than one context a worker")
     add("--workers", type=int, help="threads that share a step's contexts; each runs its operations on "
-        "OMP_NUM_THREADS threads. Default: 2 on a CPU, 1 on a GPU")
+        "OMP_NUM_THREADS threads. Default: 2 on a CPU, 1 on a GPU. With more than 2, gradients are summed in "
+        "any order, so that no run equals another to the bit")
     add("--phases", default="512:0.37,1024:0.13,2048:0.1,4096:0.13,8192:0.1,16384:0.17",
         help="[SHORTEST-]LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the "
         "run, in order; with SHORTEST every step draws its length, LENGTH or a multiple of "
@@ -105,7 +106,7 @@ def make_parser():
     add("--adam-beta2", type=float, default=0.95)
     add("--optimizer", choices=("adamw", "muon"), default="adamw", help="of the layers' matrices; muon "
         "learns from fewer tokens (muon.py); all else has AdamW")
-    add("--warmup-steps", type=int, default=100)
+    add("--warmup-steps", type=int, default=100, help="over which the learning rate rises to --lr; 0: none")
     add("--weight-decay", type=float, default=0.1)
     add("--grad-clip", type=float, default=1.0)
     add("--recompute-chunks", action="store_true", help="OVQ: keep one dictionary a chunk for the "
@@ -127,6 +128,24 @@ def make_parser():
     return parser
 
 
+# Options whose values must be above 0, and those that may be 0.
+_POSITIVE = ("last_step", "batch_tokens", "workers", "held_out_length", "grad_clip", "log_steps", "eval_steps")
+_NOT_NEGATIVE = ("steps", "minutes", "warmup_steps", "beta_lr_scale", "weight_decay", "unscored_weight",
+                 "checkpoint_minutes")
+
+
+def check_numbers(args):
+    """Raises ValueError, which names the option, for a number with which a run would fail later, or never end."""
+    for name in (*_POSITIVE, *_NOT_NEGATIVE):
+        value = getattr(args, name)
+        fits = value is None or value > 0 or value == 0 and name in _NOT_NEGATIVE
+        if not fits:
+            wrong = "not positive" if name in _POSITIVE else "neither positive nor 0"
+            raise ValueError(f"--{name.replace('_', '-')}: {value} is {wrong}")
+    if not args.steps and not args.minutes:
+        raise ValueError("one of --steps and --minutes is needed")
+
+
 def parse_args():
     """Returns (args, recipe); the recipe's training section sets the options' defaults."""
     parser = make_parser()
@@ -144,10 +163,7 @@ def parse_args():
     args = parser.parse_args(flags + sys.argv[1:])
     if args.task:
         recipe["task"] = {**recipe.get("task", {}), **args.task}
-    if not args.steps and not args.minutes:
-        raise ValueError("one of --steps and --minutes is needed")
-    if args.last_step is not None and args.last_step < 1:
-        raise ValueError(f"--last-step: {args.last_step} is not positive")
+    check_numbers(args)
     args.compute_dtype = args.compute_dtype or fast_dtype(args.device)
     args.workers = args.workers or (2 if args.device == "cpu" else 1)
     return args, recipe
@@ -305,18 +321,26 @@ class Trainer:
         self.config = make_config(recipe, args.mixer, args.token_shift, args.config)
         self.model = make_model(self.config, args).to(args.device)
         self.source = make_source(recipe, args, self.config)
-        for phase in self.phases:  # checked now and not when the phase begins
-            self.source.check(phase.shortest or phase.length)
-            self.source.check(phase.length)
+        self._check_phases()
         if args.init and load_initial(self.model, args, self.task):
             self.model.sample_codebooks(self._batch(self.phases[0].length)[0][0])
         self.optimizer = make_optimizer(self.model, args)
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
 
+    def _check_phases(self):
+        """Raises now what would end the run when a phase begins."""
+        begin = 0.0
+        for phase in self.phases:
+            self.source.check(phase.shortest or phase.length, begin)
+            self.source.check(phase.length, begin)
+            if phase.max_centroids is not None:
+                check_max_centroids(phase.max_centroids, self.config.chunk_size)
+            begin = phase.end
+
     @property
     def ended(self):
-        return self.progress >= 1 or self.step == self.args.last_step
+        return self.progress >= 1 or self.args.last_step is not None and self.step >= self.args.last_step
 
     @property
     def progress(self):
@@ -382,7 +406,8 @@ class Trainer:
 
     def restore(self):
         path = os.path.join(self.args.run, CHECKPOINT)
-        saved = torch.load(path, map_location=self.args.device)
+        # The optimizer leaves its counts of steps where they were loaded, and would wait for each of them on a GPU.
+        saved = torch.load(path, map_location="cpu")
         if saved["fingerprint"] != self.source.fingerprint:
             raise ValueError(f"{path}: trained on {saved['fingerprint']}, "
                              f"not on {self.source.fingerprint}")

@@ -199,7 +199,7 @@ def main(arguments=None):
         parent, args.model, _ = score.with_config(args.model, args.config)
     exam, label = score.make_exam(args)
     of_documents = isinstance(exam, DocumentExam)
-    model, made = load_model(args.model), exam.sequences(args.length, args.sequences)
+    model, made = load_model(args.model, rule="closest-pair"), exam.sequences(args.length, args.sequences)
     factor, digits, unit = (1, 3, "") if of_documents else (100, 1, "%")
     print(f"{label}, {args.sequences} sequences of {made.tokens.shape[1]} tokens, {args.rows} rows a head, "
           f"{'bits per byte' if of_documents else 'accuracy'}", flush=True)

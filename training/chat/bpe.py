@@ -9,6 +9,8 @@ import functools
 import heapq
 import json
 import re
+import sys
+import unicodedata
 
 import numpy as np
 
@@ -23,8 +25,22 @@ _PATTERN = (r"(?:" + "|".join(sorted(LITTLE_WORDS, key=len, reverse=True)) + r")
             r"|\n+ *| +|\s|OTHER ?")
 ONIGURUMA = (_PATTERN.replace("LETTERS", r"\p{L}+").replace("DIGIT", r"\p{N}")
              .replace("OTHER", r"[^\s\p{L}\p{N}]"))
-_PYTHON = re.compile(_PATTERN.replace("LETTERS", r"[^\W\d_]+").replace("DIGIT", r"\d")
-                     .replace("OTHER", r"(?:[^\w\s]|_)"))
+
+
+def _numerals():
+    """Returns the numbers that Python counts to the letters of its \\w, or to nothing, such as \u00b2 and \u2167."""
+    return "".join(char for char in map(chr, range(sys.maxunicode + 1)) if unicodedata.category(char) in ("Nl", "No"))
+
+
+def _python_pattern():
+    """Returns _PATTERN with the same meaning for Python, whose \\s has four separators more than Oniguruma's."""
+    numerals, separators = _numerals(), r"\x1c-\x1f"
+    return (_PATTERN.replace(r"[^\s]", rf"[\S{separators}]").replace(r"\s", rf"[^\S{separators}]")
+            .replace("LETTERS", rf"[^\W\d_{numerals}]+").replace("DIGIT", rf"[\d{numerals}]")
+            .replace("OTHER", rf"(?:[^\w\s{numerals}]|[_{separators}])"))
+
+
+_PYTHON = re.compile(_python_pattern())
 
 
 def _byte_alphabet():

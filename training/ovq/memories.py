@@ -71,9 +71,10 @@ MEMORIES = (*_SHRINK, "closest_pair")
 def bounded_attention(q, k, v, chunk_len, max_rows, memory, variance_scale=None, rule=PairRule()):
     """Causal attention in which one of MEMORIES replaces the past before the own chunk.
 
-    rule: of keydiff, which tokens it spares. variance_scale: of closest_pair, as in dictionary.py's row_bias; the others merge no rows."""
+    rule: of closest_pair; of keydiff, which tokens it spares. variance_scale: of closest_pair, as in dictionary.py's
+    row_bias; the others merge no rows."""
     if memory == "closest_pair":
-        return closest_pair_attention(q, k, v, chunk_len, max_rows, variance_scale=variance_scale)
+        return closest_pair_attention(q, k, v, chunk_len, max_rows, rule=rule, variance_scale=variance_scale)
     keys, values = (wide(x[:, :, :0]) for x in (k, v))
     counts = torch.zeros(k.shape[0], k.shape[1], 0, dtype=torch.int64, device=k.device)
     outs = []

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import torch
 import torch.nn.functional as F
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationMixin, PretrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import ModelOutput
@@ -42,6 +43,18 @@ class OvqOutput(ModelOutput):
     state: object = None
 
 
+def chosen(state, read_ids, wanted_ids):
+    """Returns the state of sequences that a beam search has chosen among those of a state, each by its tokens: what a
+    state has depends on nothing else. transformers itself reorders no other cache than past_key_values."""
+    if torch.equal(read_ids, wanted_ids):
+        return state
+    alike = (wanted_ids.unsqueeze(1) == read_ids).all(-1)  # [sequences wanted, sequences read]
+    if not alike.any(1).all():
+        raise ValueError("input_ids: a sequence does not begin with the tokens of any that the state has read")
+    index = alike.int().argmax(1)
+    return state.map(lambda part: part[index.to(part.device)])
+
+
 class OvqForCausalLM(PreTrainedModel, GenerationMixin):
     """Decoder for transformers: from_pretrained reads native model folders, too. Its cache is `state`, a ModelState."""
 
@@ -80,14 +93,18 @@ class OvqForCausalLM(PreTrainedModel, GenerationMixin):
             loss = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
         return OvqOutput(loss=loss, logits=logits, state=state)
 
-    def prepare_inputs_for_generation(self, input_ids, state=None, attention_mask=None, **_):
+    def prepare_inputs_for_generation(self, input_ids, state=None, attention_mask=None, read_ids=None, **_):
+        """read_ids: the tokens that the state has read, in its order of sequences; None: those of input_ids."""
+        self._reading = input_ids
         if state is None:
             return {"input_ids": input_ids, "attention_mask": attention_mask}
+        if read_ids is not None:
+            state = chosen(state, read_ids, input_ids[:, :state.n_tokens])
         return {"input_ids": input_ids[:, state.n_tokens:], "state": state}
 
     def _update_model_kwargs_for_generation(self, outputs, model_kwargs, *more, **options):
         model_kwargs = super()._update_model_kwargs_for_generation(outputs, model_kwargs, *more, **options)
-        return {**model_kwargs, "state": outputs.state}
+        return {**model_kwargs, "state": outputs.state, "read_ids": self._reading}
 
     def save_native(self, folder, dtype="float32", shard_bytes=None):
         """Writes the folder of Decoder.save_native."""

@@ -4,6 +4,8 @@ import concurrent.futures
 import json
 import os
 import random
+import sys
+import unicodedata
 import unittest
 
 import numpy as np
@@ -57,6 +59,16 @@ class TokenizerTest(unittest.TestCase):
                     parts += message_parts(message)
             apart = [i for text, _ in parts for i in TOKENIZER.encode(text)]
             self.assertEqual(apart, TOKENIZER.encode("".join(text for text, _ in parts)))
+
+    def test_letters_and_numbers_are_those_of_the_servers_expression(self):
+        """Its \\p{L} and \\p{N} are categories, which Python's \\w and \\d are not, and its \\s has not Python's \\x1c to \\x1f."""
+        self.assertEqual(pieces("4 m\u00b2 \u00bd"), ["4", " ", "m", "\u00b2", " ", "\u00bd"])
+        self.assertEqual(pieces("a\x1c b"), ["a", "\x1c ", "b"])
+        for char in map(chr, range(0xa1, sys.maxunicode + 1)):
+            kind = unicodedata.category(char)[0]
+            if kind in "LNMPS":
+                expected = [f"a{char}b"] if kind == "L" else ["a", char, "b"]
+                self.assertEqual(pieces(f"a{char}b"), expected, hex(ord(char)))
 
     def test_added_tokens_have_the_first_ids(self):
         self.assertEqual(TOKENIZER.encode("<|im_end|>"), [2])

@@ -92,6 +92,15 @@ class ConfigTest(unittest.TestCase):
             with self.subTest(ovq=ovq), self.assertRaisesRegex(ConfigError, message):
                 parsed(**ovq)
 
+    def test_full_attention_keeps_the_rules_of_its_slots(self):
+        for rules in ({"value_weight": 2}, {"pinned_tokens": 4}, {"recent_tokens": 9}, {"merge_variance": 1}, {"variance": 0.5},
+                      {"shares": [1.5, 0.5]}, {"variance": {"closest-pair": 1}}):
+            with self.subTest(rules=rules):
+                config = config_from_dict(tiny_config(layer_types=["full_attention"] * 2, ovq=rules))
+                self.assertEqual(config_from_dict(config_to_dict(config)), config)
+        for kind in ("full_attention", "sliding_attention"):
+            self.assertNotIn("ovq", config_to_dict(config_from_dict(tiny_config(layer_types=[kind] * 2))))
+
     def test_round_trip_of_what_only_some_models_have(self):
         raw = with_section("mamba2", "mamba2", {**MAMBA2, "dt_limit": [0.1, None], "expand": 1},
                            intermediate_size=[0, 24], norm_bias=True, final_norm=False,

@@ -62,6 +62,11 @@ class LongStreamTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "--marks: too close"):
             long_stream.places([64, 70], 8)
 
+    def test_a_task_with_too_few_keys_is_named(self):
+        for changes in ({"filler": "fresh", "marks": [512, 65536]}, {"pool": 4096}):
+            with self.assertRaisesRegex(ValueError, "^--filler: .* distinct keys, and the task has 4096"):
+                long_stream.make_stream(TASK, self.args(**changes), np.random.default_rng(0))
+
     def test_asks_what_was_said_before_the_mark(self):
         args = self.args()
         stream, said = long_stream.make_stream(TASK, args, np.random.default_rng(0))

@@ -6,6 +6,7 @@ import unittest
 import torch
 
 import support
+from ovq.closest_pair import closest_pair_attention
 from ovq.config import PairRule, config_from_dict
 from ovq.memories import MEMORIES, bounded_attention
 from ovq.mixers import full_attention
@@ -141,6 +142,15 @@ class MemoriesTest(unittest.TestCase):
             model.read_through("keydiff")
             # 96 tokens precede the last chunk; 100 * 2500 // 2600 is 96
             torch.testing.assert_close(model(tokens, 2500), exact(tokens))
+
+    def test_closest_pairs_merge_by_the_models_own_rule(self):
+        q, k, v = random_qkv(37)
+        for rule in (PairRule(value_weight=4.0), PairRule(pinned_tokens=2), PairRule(recent_tokens=4), PairRule(merge_variance=1.0)):
+            with self.subTest(rule=rule):
+                out = bounded_attention(q, k, v, CHUNK, MAX_ROWS, "closest_pair", rule=rule)
+                self.assertTrue(torch.equal(out, closest_pair_attention(q, k, v, CHUNK, MAX_ROWS, rule=rule)))
+                plain = bounded_attention(q, k, v, CHUNK, MAX_ROWS, "closest_pair")
+                self.assertGreater((out - plain).abs().max().item(), 1e-3)
 
     def test_what_cannot_be_is_named(self):
         model = OvqModel(config_from_dict(support.tiny_config(

@@ -173,6 +173,21 @@ class TransformersTest(unittest.TestCase):
             with mock.patch.object(model_class, "generate", generate, create=True):
                 self.check(config, model_class(config))
 
+    def test_a_state_follows_the_sequences_that_a_beam_search_chooses(self):
+        kinds = ["ovq_attention", "gated_delta_net", "sliding_attention"]
+        raw = support.tiny_config(num_hidden_layers=3, layer_types=kinds, token_shift=True,
+                                  gdn={"num_heads": 1, "head_dim": 8, "value_head_dim": 8, "conv_size": 4})
+        with self.fake_transformers() as (config_class, model_class), torch.no_grad():
+            model, ids, kept = model_class(config_class(**raw)), torch.randint(0, 258, (3, 20)), {}
+            for order in ([0, 1, 2], [2, 0, 1], [1, 1, 2], [0, 0, 0], [0, 1, 2]):
+                ids = ids[order]
+                outputs = model(**model.prepare_inputs_for_generation(ids, **kept))
+                kept = model._update_model_kwargs_for_generation(outputs, kept)
+                torch.testing.assert_close(outputs.logits[:, -1], model.decoder(ids)[:, -1], rtol=0, atol=3e-5)
+                ids = torch.cat((ids, torch.randint(0, 258, (3, 1))), 1)
+            with self.assertRaisesRegex(ValueError, "^input_ids: a sequence does not begin"):
+                model.prepare_inputs_for_generation(ids + 1, **kept)
+
     @unittest.skipIf(missing("transformers"), "needs transformers")
     def test_with_transformers(self):
         import ovq_torch

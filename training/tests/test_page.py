@@ -104,6 +104,10 @@ class PageTest(unittest.TestCase):
             for model in re.findall(r"\.\./models/([\w-]+)[ /]", part.script):
                 self.assertTrue(os.path.isdir(os.path.join(os.path.dirname(page.PAGES[0]), "..", "models", model)), model)
 
+    def test_the_page_says_how_long_all_parts_take(self):
+        said, = re.findall(r"some (\d+) hours of one core in all", pages_text())
+        self.assertEqual(int(said), round(sum(part.minutes for part in page.read_parts("small")) / 60))
+
     def test_every_shipped_model_has_its_part(self):
         table = re.search(r"\| shipped \| part \|\n.*\n((\|.*\n)+)", pages_text())[1]
         made = {}

@@ -1,15 +1,20 @@
 """A common pool of rows compared with plain rows of one head, and its reader with the model's own.
 """
 
+import contextlib
+import io
+import os
+import tempfile
 import unittest
 
 import numpy as np
 import torch
 
 import support
+import pool
 from closest_pair_plain import ClosestPair
 from ovq.config import config_from_dict
-from ovq.model import OvqModel
+from ovq.model import OvqModel, save_model, write_json
 from pool import HeadRows, Reader, merge_closest
 
 
@@ -81,12 +86,42 @@ class ReaderTest(unittest.TestCase):
             with self.subTest(memory=memory):
                 torch.testing.assert_close(self._read(memory, n_rows)[0], whole)
 
+    def test_every_field_of_the_decoder_is_read(self):
+        for changes in ({"token_shift": True}, {"attn_scale": 0.3, "floor_scale": 8}, {"pe_abs": True},
+                        {"final_norm": False}, {"intermediate_size": [0, 24, 0, 24]}):
+            with self.subTest(changes=changes), torch.no_grad():
+                self.model = OvqModel(config_from_dict({**support.shared_out_config(), **changes})).eval()
+                for name, parameter in self.model.named_parameters():
+                    if name.endswith("_shift"):
+                        parameter.uniform_()
+                torch.testing.assert_close(self._read("exact", 2)[0], self.model(self.tokens[None])[0], rtol=1e-4, atol=1e-4)
+
+    def test_layers_of_another_type_are_refused(self):
+        config = support.tiny_config(layer_types=["vq_attention", "full_attention"], vq={"codebook_size": 4})
+        with self.assertRaisesRegex(ValueError, r"^layer_types\[0\]: 'vq_attention' is neither"):
+            Reader(OvqModel(config_from_dict(config)), "exact", 2, 8)
+
     def test_how_rows_are_shared(self):
         self.assertEqual(self._read("equal", 12)[1], [12] * 4)
         self.assertEqual(self._read("shares", 12)[1], [18, 18, 9, 3])
         self.assertEqual(sum(self._read("pool", 12)[1]), 48)
         wide, narrow = (self._read("pool", 12, scales)[1] for scales in ([8.0, 1.0], [1.0, 8.0]))
         self.assertGreater(sum(wide[:2]), sum(narrow[:2]))
+
+
+class ProgramTest(unittest.TestCase):
+    def test_shares_are_those_of_closest_pairs(self):
+        raw = support.shared_out_config()
+        raw["ovq"]["shares"] = {"closest-pair": [1.5, [0.75, 0.25]], "paper": [0.5, 1.5]}
+        model, output = OvqModel(config_from_dict(raw)), io.StringIO()
+        with tempfile.TemporaryDirectory() as folder:
+            save_model(folder, model.config, model.state_dict())
+            write_json(os.path.join(folder, "task.json"),
+                       {"task": {"name": "basic_icr", "key_tokens": 2, "value_tokens": 2, "n_symbols": 20}})
+            with contextlib.redirect_stdout(output):
+                pool.main(["--model", folder, "--length", "100", "--rows", "12", "--chunk", "8", "--sequences", "2",
+                           "--memories", "shares"])
+        self.assertIn("rows of the heads in the mean 18, 18, 9, 3\n", output.getvalue())
 
 
 if __name__ == "__main__":

@@ -75,6 +75,28 @@ class PublishedTest(unittest.TestCase):
             "backbone.embedding.weight"])
         self.assertEqual((raw["vocab_size"], raw["pad_vocab_size_multiple"], rows), (101, 16, 112))
 
+    def test_a_model_keeps_its_vocabulary_and_the_tokens_that_begin_and_end_a_text(self):
+        marks = {"bos_token_id": 256, "eos_token_id": 257}
+        with tempfile.TemporaryDirectory() as folder:
+            for name in published.FORMATS:
+                model = fixture_model(name, vocab_size=258, **marks)
+                published.write_published(model, name, folder)
+                with open(os.path.join(folder, "config.json"), encoding="utf-8") as file:
+                    raw = json.load(file)
+                with self.subTest(format=name):
+                    padded = raw.get("pad_vocab_size_multiple", 1)
+                    self.assertEqual(-(-raw["vocab_size"] // padded) * padded, 258)
+                    if name != "state-spaces-mamba2":  # which has no such fields
+                        self.assertEqual({field: raw[field] for field in marks}, marks)
+
+    def test_values_of_any_width_come_back(self):
+        gdn = {"num_heads": 1, "head_dim": 88, "value_head_dim": 120, "conv_size": 4}
+        raw = published.fla_gated_deltanet(fixture_model("fla-gated_deltanet", gdn=gdn).config)
+        self.assertEqual(int(raw["head_dim"] * raw["expand_v"]), 120)
+        for dim in range(1, 130):
+            for value_dim in range(1, 260):
+                self.assertEqual(int(dim * published.value_expansion(dim, value_dim)), value_dim)
+
     def test_what_a_format_cannot_say_is_refused(self):
         gdn = published.FIXTURES["fla-gated_deltanet"][0]
         mamba = published.FIXTURES["fla-mamba2"][0]
@@ -92,6 +114,7 @@ class PublishedTest(unittest.TestCase):
              "mamba2.num_heads"),
             ("hf-mamba2", fixture_model("fla-mamba2"), "mamba2: .* n_groups"),
             ("state-spaces-mamba2", fixture_model("fla-mamba2"), "tie_word_embeddings"),
+            ("state-spaces-mamba2", fixture_model("state-spaces-mamba2", rms_norm_eps=1e-6), "rms_norm_eps"),
         )
         with tempfile.TemporaryDirectory() as folder:
             for name, model, field in refused:

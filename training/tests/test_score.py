@@ -266,6 +266,16 @@ class ScoreTest(unittest.TestCase):
             self.assertEqual([(row["mixer"], row["max_centroids"]) for row in rows],
                              [("closest-pair", size) for size in sizes])
 
+    def test_dictionaries_that_grow_at_once_have_as_many_slots_as_tokens(self):
+        arguments = ("--lengths", "64", "--centroids", "16,0.4x", "--sequences", "4")
+        for rules, memory, sizes in (({}, (), (("16", "12"), ("42", "24"))), ({"min_state_size": True}, (), (("16", "16"), ("24", "24"))),
+                                     ({"min_state_size": True}, ("--memory", "dictionary"), (("16", "16"), ("24", "24"))),
+                                     ({"min_state_size": True}, ("--memory", "window"), (("16", "12"), ("42", "24")))):
+            with self.subTest(rules=rules, memory=memory):
+                self.write_model(TASK, ovq={"chunk_size": 8, **rules})
+                _, rows, _ = self.score(*arguments, *memory)
+                self.assertEqual(tuple((row["max_centroids"], row["live_centroids"]) for row in rows), sizes)
+
     def test_models_without_dictionaries_are_scored_once_a_length(self):
         client = FakeClient(layer_types=("sliding_attention", "full_attention"))
         _, rows, _ = self.score("--lengths", "64", "--sequences", "4", client=client)
@@ -379,6 +389,11 @@ class ScoreTest(unittest.TestCase):
                                ({(9, ""): {0: (2, 2.0)}}, "no length in common")):
             with self.assertRaisesRegex(ValueError, message):
                 list(paired.compare(first, other))
+
+    def test_differences_of_all_tokens_stand_before_those_of_the_groups(self):
+        keys = [(length, group) for length in range(1, 30) for group in ("", "0", "2", "10")]
+        scores = {key: {0: (2, 1.0)} for key in reversed(keys)}
+        self.assertEqual([line[:2] for line in paired.compare(scores, scores)], keys)
 
     def test_the_reference_computes_the_same_rows(self):
         arguments = ("--lengths", "64", "--centroids", "16,32", "--sequences", "4")

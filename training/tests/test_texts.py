@@ -74,6 +74,19 @@ class TextsTest(unittest.TestCase):
         with self.assertRaisesRegex(DataError, "held-out: no .txt files"):
             Texts(self.root)
 
+    def test_a_text_that_is_held_out_is_not_trained_on(self):
+        self.train_tokenizer()
+        support.write_file(self.root, "train/three.txt", FUNCTION * 8)
+        with self.assertRaisesRegex(DataError, "three.txt: in train and in held-out"):
+            Texts(self.root)
+        package_texts.write_text(self.root, "held-out", "three", FUNCTION.encode() * 8)  # of a list that holds it out
+        self.assertEqual((list(Texts(self.root).train), list(Texts(self.root).held_out)), (["one.txt", "two.txt"], ["three.txt"]))
+
+    def test_more_tokens_than_a_stream_can_have_are_refused(self):
+        with mock.patch("texts.load_tokenizer", lambda path: mock.Mock(size=(1 << 16) + 1)), \
+                self.assertRaisesRegex(DataError, "tokenizer.json has 65537 tokens, more than 65536"):
+            Texts(self.root)
+
 
 class PackageTextsTest(unittest.TestCase):
     def setUp(self):

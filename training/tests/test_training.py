@@ -19,8 +19,8 @@ import evaluate
 import export
 import sample
 import train
-from data import DataError, Documents
-from ovq.config import ConfigError, config_from_dict
+from data import BOS, DataError, Documents
+from ovq.config import ConfigError, config_from_dict, config_to_dict
 from ovq.mixers import unit_norm
 from ovq.model import OvqModel, load_model, save_model
 from predictors import ReferencePredictor
@@ -29,6 +29,7 @@ from sources import NO_TARGET, CorpusSource, TaskSource, predicted_right
 from tasks import TaskError, make_task
 
 
+_BELOW = "neither positive nor 0"
 TOKENIZER = os.path.join(os.path.dirname(support.TRAINING), "models", "scripted-chat", "tokenizer.json")
 
 
@@ -37,6 +38,7 @@ class ScheduleTest(unittest.TestCase):
         self.assertAlmostEqual(learning_rate(1.0, 0.0, 0, 10), 0.1)
         self.assertAlmostEqual(learning_rate(1.0, 0.0, 9, 10), 1.0)
         self.assertAlmostEqual(learning_rate(1.0, 1.0, 500, 10), 0.05)
+        self.assertAlmostEqual(learning_rate(1.0, 0.0, 0, 0), 1.0)
 
     def test_phases(self):
         phases = parse_phases("512:0.75,2048:0.25:64")
@@ -266,6 +268,12 @@ class TrainingTest(unittest.TestCase):
                 self.train(on_cpu, "--workers", "1", "--mixer", mixer, config=self.saved(mixer)["config"])
                 bits = [[row[5] for row in self.saved(run)["history"]] for run in (mixer, on_cpu)]
                 np.testing.assert_allclose(*bits, rtol=1e-2)
+        counts = []
+        with mock.patch.object(train.Trainer, "run", lambda trainer: counts.extend(
+                state["step"].device.type for state in trainer.optimizer.state.values())):
+            self.train("ovq_attention", "--resume", "--device", "cuda", "--mixer", "ovq_attention",
+                       config=self.saved("ovq_attention")["config"])
+        self.assertEqual(set(counts), {"cpu"})
         model = os.path.join(self.folder, "model")
         self.call(export, "--checkpoint", self.checkpoint("ovq_attention"), "--out", model)
         tokens = np.random.default_rng(0).integers(0, 256, 100)
@@ -410,6 +418,8 @@ class TrainingTest(unittest.TestCase):
         self.train("early", "--last-step", "4")
         self.assertEqual(self.saved("early")["step"], 4)
         self.assertEqual(self.saved("early")["history"][-1][:2], self.saved("whole")["history"][1][:2])
+        self.train("early", "--resume", "--last-step", "3")  # lies behind it
+        self.assertEqual(self.saved("early")["step"], 4)
         self.train("early", "--resume")
         self.assert_same_weights("whole", "early")
         with self.assertRaisesRegex(ValueError, "--last-step: 0 is not positive"):
@@ -452,9 +462,27 @@ class TrainingTest(unittest.TestCase):
                 (DataError, "context length 99999", ("--held-out-length", "99999"), {}),
                 (ConfigError, "layer_types", ("--mixer", "full_attention"),
                  {"config": without_layers}),
+                *((ValueError, f"{option}: {value} is {wrong}", (option, value), {}) for option, value, wrong in (
+                    ("--steps", "-6", _BELOW), ("--minutes", "-0.5", _BELOW), ("--minutes", "nan", _BELOW),
+                    ("--warmup-steps", "-1", _BELOW), ("--unscored-weight", "-0.5", _BELOW),
+                    ("--log-steps", "0", "not positive"), ("--eval-steps", "0", "not positive"),
+                    ("--held-out-length", "0", "not positive"), ("--grad-clip", "0.0", "not positive"),
+                    ("--batch-tokens", "-64", "not positive"), ("--workers", "0", "not positive"))),
                 (ValueError, "--steps and --minutes", ("--steps", "0"), {})):
             with self.subTest(message=message), self.assertRaisesRegex(error, message):
                 self.train("wrong", *arguments, **sections)
+
+    def test_what_would_end_a_later_phase_ends_the_run_before_its_first_step(self):
+        long_keys = {**RECALL, "key_tokens": 8, "value_tokens": 8, "n_symbols": 4}  # at first of three tokens
+        widens = ("--widen", "1", "--held-out-length", "100", "--phases")
+        with mock.patch.object(train.Trainer, "train_step", side_effect=AssertionError):
+            for error, message, arguments, sections in (
+                    (ConfigError, "ovq.max_centroids: 1 gives no centroid", ("--phases", "16:0.5,16:0.5:1"), {}),
+                    (TaskError, "n_symbols: 4 is not enough", (*widens, "60:0.1,400:0.9"),
+                     {"task": long_keys, "config": self.without_text(20)}),
+                    (AssertionError, "", (*widens, "60:0.5,400:0.5"), {"task": long_keys, "config": self.without_text(20)})):
+                with self.subTest(arguments=arguments), self.assertRaisesRegex(error, message):
+                    self.train("wrong", *arguments, **sections)
 
     def test_a_recipes_options_are_checked_like_the_command_lines(self):
         for name, value in (("ablation", "all"), ("mixer", "ovq"), ("lr", "fast"),
@@ -561,6 +589,34 @@ class TrainingTest(unittest.TestCase):
             self.assertIn(f"over the same {32 * n_contexts} tokens", file.read())
         greedy = self.call(sample, "--model", model, "--prompt", "def ", "--tokens", "5")
         self.assertTrue(greedy.startswith("def "))
+
+    def test_models_without_a_last_norm_or_with_biases_are_exported_and_sharpened(self):
+        checkpoint, out = (os.path.join(self.folder, name) for name in ("checkpoint.pt", "model"))
+        tokens = torch.tensor([[1, 2, 3, 4]])
+        for changes in ({"final_norm": False}, {"norm_bias": True}, {"lm_head_bias": True, "logit_scale": 0.5}):
+            model = OvqModel(config_from_dict(support.tiny_config(**changes)))
+            with torch.no_grad():
+                for name, parameter in model.named_parameters():
+                    if name.endswith("bias"):
+                        parameter.uniform_(-1, 1)
+                expected = model(tokens)
+            torch.save({"config": config_to_dict(model.config), "model": model.state_dict()}, checkpoint)
+            for factor in ((), ("--sharpen", "4")):
+                with self.subTest(changes=changes, factor=factor):
+                    self.call(export, "--checkpoint", checkpoint, "--out", out, "--dtype", "float32", "--overwrite", *factor)
+                    with torch.no_grad():
+                        torch.testing.assert_close(load_model(out)(tokens), expected * (4 if factor else 1))
+
+    def test_contexts_of_an_evaluation_begin_with_bos_and_read_the_same_bytes(self):
+        documents, read = Documents(self.root), {}
+        for length in (16, 64):
+            inputs, targets = evaluate.held_out_contexts(documents, length, 64, 0)
+            self.assertEqual(set(inputs[:, 0].tolist()), {BOS})
+            np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
+            read[length] = targets.ravel().tolist()
+        self.assertEqual(read[16], read[64])
+        first, *_ = documents.held_out.values()
+        self.assertEqual(read[64][:64], first[1:65].tolist())
 
     def test_every_command_has_help_and_names_what_is_wrong(self):
         for name in ("data", "train", "export", "evaluate", "sample", "tasks"):
