@@ -128,6 +128,12 @@ class TinyServer(WithLoad):
         self.assertEqual(report["ovq"]["best_load"], best["load"])
         self.assertIn(levels[-1]["verdict"], table)
 
+    def test_a_sweep_goes_beyond_its_first_users(self):
+        report, _, _ = self.load("--sweep", "--concurrency=2", "--sweep-time=0s", "--sweep-levels=2",
+                                 "--sweep-gain=0", "--requests=40", "--output-length=40")
+        in_flight = [level["ovq"]["max_in_flight"] for level in report["ovq"]["sweep"]]
+        self.assertEqual(in_flight, [2, 4])
+
     def test_a_level_that_is_too_short_says_nothing(self):
         report, table, _ = self.load("--sweep", "--requests=10", "--output-length=2")
         levels = report["ovq"]["sweep"]
