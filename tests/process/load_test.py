@@ -11,6 +11,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -257,6 +258,18 @@ class TinyServer(WithLoad):
             report = json.load(file)
         self.assertTrue(report["ovq"]["interrupted"])
         self.assertGreater(report["completed"], 0)
+
+    def test_interrupt_before_the_first_request(self):
+        silent = socket.create_server(("127.0.0.1", 0))  # accepts connections and never answers
+        self.addCleanup(silent.close)
+        process = subprocess.Popen(
+            self.command("--server", f"127.0.0.1:{silent.getsockname()[1]}"), stderr=subprocess.PIPE)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        connection, _ = silent.accept()
+        self.addCleanup(connection.close)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(timeout=10), 130)
 
     def test_progress_is_lines_where_there_is_no_terminal(self):
         process = subprocess.Popen(
