@@ -22,6 +22,7 @@ from ovq_client import (
     JSON_OBJECT, Choice, Client, Conversation, Finished, FinishReason, Grammar, OvqError, Regex,
     Speculation, Started, UnfinishedAnswer, json_schema, session_file,
 )
+from ovq_client._requests import duration
 from ovq_client.constraint import parse_answer
 
 
@@ -179,6 +180,28 @@ class PythonClient(WithServer):
             self.assertEqual(
                 [len(t.prompt.token_ids.ids) for t in self.server.turns], [16384, 16384, 7232]
             )
+
+    def test_a_cancel_between_two_parts_of_a_turn_is_not_lost(self):
+        with self.client.chat() as chat:
+            read = chat._chat._read
+
+            async def read_then_cancel():
+                response = await read()
+                if response.WhichOneof("event") == "absorbed":
+                    chat.cancel()
+                return response
+
+            chat._chat._read = read_then_cancel
+            (end,) = chat.send("€" * 50000)
+            self.assertEqual((end.reason, end.usage.position), (FinishReason.CANCELLED, 65535))
+            self.assertEqual(len(self.server.turns), 1)
+            self.assertEqual(text_of(chat.send("abc")), "65538:abc")
+
+    def test_durations_are_valid_messages(self):
+        for seconds, sent in ((0.25, (0, 250_000_000)), (1.9999999999, (2, 0)), (3, (3, 0)),
+                              (-0.5, (0, -500_000_000)), (-1.5, (-1, -500_000_000))):
+            self.assertEqual(tuple(duration(seconds).values()), sent)
+        self.assertIsNone(duration(None))
 
     def test_errors(self):
         with self.assertRaises(OvqError) as caught:
