@@ -11,7 +11,7 @@ import tempfile
 import time
 import typing
 import unittest
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 
 from client_test_util import ROOT, WithServer, proto, run_python_client, text_of
@@ -140,6 +140,29 @@ class PythonClient(WithServer):
             "T", [Member(3, [Member(1)])], datetime.date(2024, 2, 29), Color.GREEN, "s", (1.0, 2.5),
             Member(9), {"a": 1}))
         self.assertEqual(parse_answer({}, "[1]"), [1])
+
+    def test_an_answer_of_a_union_is_of_the_type_that_it_fits(self):
+        texts, pair, date = typing.List[str], typing.Tuple[str, str], datetime.date
+        for kinds, text, value in (
+            ((texts, str), '"ab"', "ab"), ((pair, str), '"ab"', "ab"), ((list, dict), '{"a": 1}', {"a": 1}),
+            ((texts, typing.Dict[str, int]), '{"a": 1}', {"a": 1}),
+            ((pair, texts), '["a", "b", "c"]', ["a", "b", "c"]),
+            ((typing.Literal["none"], date), '"2024-02-29"', date(2024, 2, 29)),
+        ):
+            built = parse_answer(typing.Union[kinds], text)
+            self.assertEqual((type(built), built), (type(value), value))
+
+    def test_classes_of_one_name_have_schemas_of_their_own(self):
+        def item(kind):
+            return make_dataclass("Item", [("value", kind)])
+
+        one, other = item(int), item(str)
+        schema = json_schema(make_dataclass("Item", [("one", one), ("other", other), ("again", one)]))
+        fields = schema["$defs"]["Item"]["properties"]
+        self.assertEqual(fields["one"], fields["again"])
+        kinds = [schema["$defs"][fields[name]["$ref"].rpartition("/")[2]]["properties"]["value"]["type"]
+                 for name in ("one", "other")]
+        self.assertEqual(kinds, ["integer", "string"])
 
     def test_closing_the_iterator_cancels_the_call(self):
         events = self.client.generate("slow")
