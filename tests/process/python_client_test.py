@@ -334,6 +334,45 @@ class PythonClient(WithServer):
         self.assertEqual(failed.returncode, 1)
         self.assertIn("INVALID_ARGUMENT: temperature", failed.stderr)
 
+    def test_command_line_refuses_numbers_that_no_message_holds(self):
+        for arguments, said in (
+            (("generate", "--top-k=-1"), "--top-k: expected a whole number from 0 to 4294967295, got '-1'"),
+            (("generate", "--seed=18446744073709551616"), "--seed: expected a whole number from 0 to 1844"),
+            (("sessions", "--create", "--max-centroids=x"), "--max-centroids: expected a whole number"),
+            (("sessions", "--create", "--ttl=nan"), "--ttl: expected seconds from 0 to 315576000000, got 'nan'"),
+            (("sessions", "--rewind=a", "--position=-1"), "--position: expected a whole number"),
+        ):
+            refused = run_python_client("--server", self.server.address, *arguments)
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertIn(said, refused.stderr)
+
+    def test_command_line_takes_texts_byte_for_byte(self):
+        def generate(*arguments, **more):
+            return run_python_client("--server", self.server.address, "generate", *arguments, **more)
+
+        text = "a\r\nä\r"
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "text")
+            Path(file).write_bytes(text.encode())
+            for done in (generate("--file", file), generate(stdin=text, PYTHONIOENCODING="latin-1")):
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(self.server.requests.pop().prompt.text, text)
+        latin = "caf\udce9"  # the byte E9, as Python has it in arguments
+        for refused in (generate(stdin=latin, LC_ALL="C"), generate("--text", latin)):
+            self.assertEqual(refused.returncode, 1)
+            self.assertRegex(refused.stderr, r"^ovq_client: 'utf-8' codec can't (de|en)code")
+        self.assertEqual(self.server.requests, [])
+        shown = generate("--text", "ä", PYTHONIOENCODING="ascii")
+        self.assertEqual((shown.returncode, shown.stdout), (0, "2:?"), shown.stderr)
+
+    def test_an_export_that_fails_leaves_no_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "file")
+            failed = run_python_client("--server", self.server.address, "sessions", "--export", "none", file)
+            self.assertEqual(failed.returncode, 1)
+            self.assertIn("NOT_FOUND", failed.stderr)
+            self.assertEqual(os.listdir(folder), [])
+
     def test_texts_are_no_sequences(self):
         for call in (
             lambda: self.client.generate("a", stop_strings="abc"),
