@@ -138,7 +138,7 @@ int Main(int argc, char** argv) {
   result.options = *std::move(options);
   result.command_line = CommandLineText(argc, argv);
   result.host = HostText();
-  return Run(std::move(result), interrupts);
+  return clients::EndOutput(kProgram, Run(std::move(result), interrupts));
 }
 
 }  // namespace
