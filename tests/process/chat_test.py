@@ -6,6 +6,7 @@ usage: chat_test.py --build BUILD_FOLDER [unittest arguments]
 
 import argparse
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -136,6 +137,16 @@ class ChatOneShot(WithChat):
     def test_logprobs_are_listed(self):
         run = self.run_chat("--prompt", "a", "--logprobs")
         self.assertEqual(run.stderr.split("\n")[:3], [f"{ord(c)}\t-0.250000" for c in "1:a"])
+
+    def test_answers_do_not_control_the_terminal(self):
+        for prompt, shown in (("\033[2J", "4:^[[2J"), ("\u009b2J", "4:^[[2J"), ("\x7fé\u0085", "5:^?é^[E")):
+            with self.subTest(shown):
+                terminal, stdout = pty.openpty()
+                self.addCleanup(os.close, terminal)
+                subprocess.run(self.chat_command("--prompt", prompt), stdout=stdout,
+                               stderr=subprocess.DEVNULL, check=True, timeout=60)
+                os.close(stdout)
+                self.assertEqual(os.read(terminal, 100).decode(), shown + "\r\n")
 
     def test_interrupt_cancels_the_answer(self):
         process = subprocess.Popen(
