@@ -221,6 +221,8 @@ absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const st
     return absl::InvalidArgumentError(absl::StrCat("no setting ", name, "; /set lists them"));
   }
   if (value == "default") {
+    // One field holds any kind of constraint: another kind than this one stays.
+    if (of.kind != nullptr && ValueText(of).empty()) return absl::OkStatus();
     of.message->GetReflection()->ClearField(of.message, of.field);
     return absl::OkStatus();
   }

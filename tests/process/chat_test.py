@@ -172,6 +172,17 @@ class ChatInteractive(WithChat):
         self.assertEqual(run.stderr.count("TTFT"), 2)
         self.assertEqual(self.server.sessions, {})  # the session ended with the stream
 
+    def test_a_form_stays_where_another_is_set_to_its_default(self):
+        with tempfile.TemporaryDirectory() as folder:
+            schema = os.path.join(folder, "schema.json")
+            with open(schema, "w") as file:
+                file.write("{}")
+            lines = ("/set regex default", "abc", "/set json-schema default", "def")
+            run = self.run_chat("--interactive", "--json-schema", schema, stdin="\n".join(lines))
+        self.assertEqual(run.returncode, 0, run.stderr)
+        kinds = [turn.sampling.constraint.WhichOneof("kind") for turn in self.server.turns]
+        self.assertEqual(kinds, ["json_schema", None])
+
     def test_fork_prints_the_copys_id(self):
         run = self.run_chat("--interactive", "--keep-session", stdin="abc\n/fork\ndef\n")
         self.assertEqual((run.returncode, run.stdout), (0, "3:abc\n11:def\n"), run.stderr)
