@@ -289,7 +289,8 @@ def process():
     return [
         series("Scrapes", "Time of a scrape, by server; gaps are scrapes that failed.", "s",
                [(f"scrape_duration_seconds{{{PROC}}}", "{{instance}}")]),
-        series("Samples of a scrape", "Constant: every label set exists from the start.", "short",
+        series("Samples of a scrape", "Nearly constant: all label sets but those of requests over HTTP "
+               "exist from the start.", "short",
                [(f"scrape_samples_scraped{{{PROC}}}", "{{instance}}")]),
         series("CPU", "Cores in use, by server.", "short",
                [(f"rate(process_cpu_seconds_total{{{PROC}}}[$__rate_interval])", "{{instance}}")]),
