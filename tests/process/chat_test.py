@@ -318,6 +318,19 @@ class ChatErrors(WithChat):
         self.assertEqual(run.returncode, 1)
         self.assertIn(b"not valid UTF-8 at byte 3", run.stderr)
 
+    def test_texts_that_no_message_holds_are_wrong_flags(self):
+        text = b"caf\xe9"
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(text)
+            file.flush()
+            for flag, value in (("--system", text), ("--session", text), ("--memory", text), ("--stop", text),
+                                ("--regex", text), ("--grammar", file.name.encode())):
+                run = subprocess.run([*self.chat_command("--prompt", "x"), flag, value], capture_output=True,
+                                     timeout=60)
+                self.assertEqual(run.returncode, 2, run.stderr)
+                self.assertTrue(run.stderr.startswith(f"ovq-chat: {flag}: expected".encode()), run.stderr)
+                self.assertEqual(run.stderr.count(b"\n"), 1, run.stderr)
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
