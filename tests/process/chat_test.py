@@ -230,6 +230,12 @@ class ChatInteractive(WithChat):
         )
         self.assertEqual(conversations[2].messages[2], conversations[1].messages[2])
 
+    def test_asking_for_the_model_does_not_change_how_turns_are_sent(self):
+        self.server.has_chat_template = True
+        run = self.run_chat("--interactive", stdin="abc\n/model\ndef\n")
+        self.assertEqual((run.returncode, run.stdout), (0, "3:abc\n11:def\n"), run.stderr)
+        self.assertIn("chat template: yes", run.stderr)
+
     def test_messages_bring_the_conversation(self):
         run = self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n")
         self.assertEqual((run.returncode, run.stdout), (0, "17:[user]Hi\n37:user]Bye\n"), run.stderr)
