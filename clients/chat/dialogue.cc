@@ -152,9 +152,15 @@ void LoadSession(const Connection& connection, const std::string& path) {
     part.set_data(buffer.data(), n);
     if (!writer->Write(part)) break;
   }
+  const int error = std::ferror(file) != 0 ? errno : 0;
   std::fclose(file);
+  if (error != 0) call.context.TryCancel();
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
+  if (error != 0) {
+    Complain(absl::StrCat(path, ": ", std::strerror(error)));
+    return;
+  }
   if (!status.ok()) {
     Complain(connection, status, call.context);
     return;

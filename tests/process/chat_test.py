@@ -221,6 +221,11 @@ class ChatInteractive(WithChat):
         _, made = re.findall(r"^(?:> )?session (\S+)$", run.stderr, re.MULTILINE)
         self.assertEqual(self.server.sessions[made].position, 8)
 
+    def test_a_file_that_cannot_be_read_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = self.run_chat("--interactive", stdin=f"/load {folder}\n")
+            self.assertIn(f"ovq-chat: {folder}: Is a directory\n", run.stderr)
+
     def test_undo_takes_messages_back(self):
         self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n/undo\nYo\n/undo\n/undo\nNew\n")
         conversations = [turn.prompt.conversation for turn in self.server.turns]
