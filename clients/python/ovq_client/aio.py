@@ -157,8 +157,9 @@ class Connection:
     ):
         """tls_*: contents of PEM files. TLS is used if tls_ca or tls_cert is given; without tls_ca
         the server's certificate is verified against the authorities that gRPC knows. metadata: sent
-        with every call, such as ("traceparent", ...). retries: how often a call other than chat is
-        sent again if the server refuses it and names a delay; the client waits for that delay."""
+        with every call, such as ("traceparent", ...). retries: how often a call other than chat,
+        export_session and import_session is sent again if the server refuses it and names a delay;
+        the client waits for that delay."""
         if (tls_cert is None) != (tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
         if tls_ca is None and tls_cert is None:
