@@ -46,6 +46,13 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t max_bytes) 
   return ReadFileOrPipe(path, max_bytes);
 }
 
+absl::Status FlushStdout() {
+  errno = 0;
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return absl::OkStatus();
+  if (errno != 0) return LastError("stdout");
+  return absl::DataLossError("stdout: some of the output could not be written");
+}
+
 absl::Status WriteFile(const std::string& path, std::string_view text) {
   // A device or pipe (/dev/stdout) cannot be replaced by a rename.
   const std::string part = path.starts_with("/dev/") ? path : path + ".part";

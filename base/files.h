@@ -26,6 +26,9 @@ absl::StatusOr<std::string> ReadFile(const std::string& path, size_t max_bytes);
 absl::StatusOr<std::string> ReadFileOrPipe(const std::string& path, size_t max_bytes);
 absl::StatusOr<std::string> ReadStream(std::FILE* file, const std::string& name, size_t max_bytes);
 
+// Writes what stdout's buffer holds. An error if any output of the process was lost, also earlier.
+absl::Status FlushStdout();
+
 // Creates or replaces the file, which appears under its name only once it is complete.
 absl::Status WriteFile(const std::string& path, std::string_view text);
 

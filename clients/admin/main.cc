@@ -231,7 +231,7 @@ int Run(const AdminOptions& options) {
 int Main(const std::vector<std::string>& args) {
   const absl::StatusOr<AdminOptions> options = ParseOptions(args);
   if (!options.ok()) return Fail(kAdmin, kExitUsage, options.status().message());
-  return Run(*options);
+  return EndOutput(kAdmin, Run(*options));
 }
 
 }  // namespace

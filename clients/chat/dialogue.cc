@@ -152,9 +152,15 @@ void LoadSession(const Connection& connection, const std::string& path) {
     part.set_data(buffer.data(), n);
     if (!writer->Write(part)) break;
   }
+  const int error = std::ferror(file) != 0 ? errno : 0;
   std::fclose(file);
+  if (error != 0) call.context.TryCancel();
   writer->WritesDone();
   const grpc::Status status = writer->Finish();
+  if (error != 0) {
+    Complain(absl::StrCat(path, ": ", std::strerror(error)));
+    return;
+  }
   if (!status.ok()) {
     Complain(connection, status, call.context);
     return;
@@ -199,9 +205,9 @@ Dialogue::Dialogue(const Connection& connection, ChatOptions& options, const Scr
     : connection_(connection), options_(options), screen_(screen), input_(input) {}
 
 int Dialogue::Run(const std::optional<std::string>& question) {
-  const bool typed = !question && screen_.terminal;
-  if ((typed && !Greet()) || !Begin()) return kExitError;
-  if (typed) {
+  typed_ = !question && screen_.terminal;
+  if ((typed_ && !Greet()) || !Begin()) return kExitError;
+  if (typed_) {
     const v1::Session& session = conversation_->session();
     screen_.Show(screen_.Dim(absl::StrCat(
         "session ", session.session_id(), "\n",
@@ -220,7 +226,7 @@ int Dialogue::Run(const std::optional<std::string>& question) {
   return interrupted ? kExitInterrupted : 0;
 }
 
-bool Dialogue::Greet() {
+bool Dialogue::AskForModel() {
   grpc::ClientContext context;
   connection_.Authorize(context);
   v1::GetModelInfoRequest request;
@@ -229,11 +235,19 @@ bool Dialogue::Greet() {
   const grpc::Status status = stub->GetModelInfo(&context, request, &model_);
   if (!status.ok()) {
     Complain(connection_, status, context);
-    return false;
   }
+  return status.ok();
+}
+
+void Dialogue::ChooseMessages() {
   if (model_.has_chat_template() && !options_.as_text && !options_.open.has_session_id()) {
     options_.messages = true;
   }
+}
+
+bool Dialogue::Greet() {
+  if (!AskForModel()) return false;
+  ChooseMessages();
   screen_.Show(absl::StrCat(screen_.Bold(model_.name()), " (", Millions(model_.parameters()), ", ",
                             model_.compute_dtype(), " on ", model_.device(), ") at ",
                             connection_.options.server, "\n"));
@@ -322,7 +336,7 @@ void Dialogue::Help() {
 }
 
 void Dialogue::Model() {
-  if (model_.name().empty() && !Greet()) return;
+  if (model_.name().empty() && !AskForModel()) return;
   screen_.Show(absl::StrCat(
       "[model ", model_.name(), " | ", Millions(model_.parameters()), ", vocabulary ",
       model_.vocab_size(), " | ", model_.compute_dtype(), " on ", model_.device(), " | memory ",
@@ -358,6 +372,7 @@ void Dialogue::Settings(const std::string& rest) {
 void Dialogue::Reset() {
   End();
   options_.open.clear_session_id();
+  if (typed_) ChooseMessages();
   over_ = !Begin();
   whole_ = !over_;
   if (whole_) screen_.Show("[a new session]\n");

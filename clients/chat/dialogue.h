@@ -32,6 +32,11 @@ class Dialogue {
   struct Command;
   static const Command kCommands[];
 
+  // Sets model_. Returns false after printing the error.
+  bool AskForModel();
+  // Makes questions messages where the model has a chat template and nothing speaks against it.
+  void ChooseMessages();
+  // Shows the model and its server. Returns false after printing the error.
   bool Greet();
   // Starts a new conversation in place of the current one. Returns false after printing the error.
   bool Begin();
@@ -53,12 +58,13 @@ class Dialogue {
   ChatOptions& options_;
   const Screen& screen_;
   Input& input_;
-  v1::ModelInfo model_;  // as the server described it to Greet
+  v1::ModelInfo model_;  // as the server described it to AskForModel
   std::mutex mutex_;     // lets OnInterrupt read the pointer
   std::unique_ptr<Conversation> conversation_;
-  bool open_ = false;  // the conversation has begun and End was not called
-  bool over_ = false;  // no further turn follows
-  bool whole_ = true;  // no call has ended on its own
+  bool typed_ = false;  // turns are typed on a terminal
+  bool open_ = false;   // the conversation has begun and End was not called
+  bool over_ = false;   // no further turn follows
+  bool whole_ = true;   // no call has ended on its own
 };
 
 }  // namespace ovq::clients

@@ -68,7 +68,7 @@ int Main(const std::vector<std::string>& args) {
   BlockSignals(signals);
   const absl::StatusOr<Connection> connection = Connect(options->connect);
   if (!connection.ok()) return Fail(kChat, kExitUsage, connection.status().message());
-  return Converse(*connection, *options, screen, *question, signals);
+  return EndOutput(kChat, Converse(*connection, *options, screen, *question, signals));
 }
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "base/files.h"
 #include "base/flags.h"
 #include "base/status_macros.h"
+#include "base/text.h"
 #include "clients/chat/line_editor.h"
 
 namespace ovq::clients {
@@ -19,6 +20,11 @@ namespace {
 
 constexpr int64_t kMaxSeconds = 315'576'000'000;            // upper bound of a protobuf Duration
 constexpr int64_t kMostConstraintBytes = int64_t{1} << 20;  // the server has a limit of its own
+
+// Parses a text for the server: messages hold valid UTF-8 only.
+std::optional<std::string> ParseUtf8(std::string_view text) {
+  return FirstInvalidUtf8(text) ? std::nullopt : ParseText(text);
+}
 
 void AddConversation(Flags& flags, ChatOptions& o) {
   AddConnection(flags, o.connect);
@@ -43,10 +49,10 @@ void AddConversation(Flags& flags, ChatOptions& o) {
                   o.system = text;
                   o.messages = true;
                 },
-                "a text", ParseText),
+                "a text in UTF-8", ParseUtf8),
             "a system message before the first question; means --messages");
   flags.Add("session", "ID",
-            ReadTo([&o](const auto& id) { o.open.set_session_id(id); }, "an id", ParseText),
+            ReadTo([&o](const auto& id) { o.open.set_session_id(id); }, "an id", ParseUtf8),
             "continue this session; it outlives this program");
   flags.AddSwitch(
       "keep-session", [&o] { o.open.set_keep_session(true); },
@@ -56,7 +62,7 @@ void AddConversation(Flags& flags, ChatOptions& o) {
       NumberTo<int64_t>([&o](auto s) { o.open.mutable_ttl()->set_seconds(s); }, 1, kMaxSeconds),
       "idle time after which a kept session is deleted", "the server's");
   flags.Add("memory", "NAME",
-            ReadTo([&o](const auto& name) { o.open.set_memory(name); }, "a name", ParseText),
+            ReadTo([&o](const auto& name) { o.open.set_memory(name); }, "a name", ParseUtf8),
             "what the new session keeps of its context, of those that the server offers",
             "the server's");
   flags.Add("max-centroids", "N", NumberTo<uint32_t>([&o](auto n) { o.open.set_max_centroids(n); }),
@@ -97,14 +103,15 @@ void AddSettings(Flags& flags, v1::ChatTurn& turn) {
             "above 0: the less, the more often the answer has held it", "0");
   flags.Add("seed", "N", NumberTo<uint64_t>([&](auto n) { sampling.set_seed(n); }),
             "of the random numbers", "drawn by the server");
-  flags.Add("stop", "TEXT",
-            ReadTo([&](const auto& text) { stop.add_stop_strings(text); }, "a text", ParseText),
-            "end the answer before this text; may be given several times");
+  flags.Add(
+      "stop", "TEXT",
+      ReadTo([&](const auto& text) { stop.add_stop_strings(text); }, "a text in UTF-8", ParseUtf8),
+      "end the answer before this text; may be given several times");
   const auto file_text = [](std::string_view path) -> std::optional<std::string> {
     absl::StatusOr<std::string> text = ReadFileOrPipe(std::string(path), kMostConstraintBytes);
-    return text.ok() ? std::optional(*std::move(text)) : std::nullopt;
+    return text.ok() && !FirstInvalidUtf8(*text) ? std::optional(*std::move(text)) : std::nullopt;
   };
-  constexpr const char* kFile = "a file that can be read, of at most 1 MiB";
+  constexpr const char* kFile = "a file that can be read, of at most 1 MiB, in UTF-8";
   v1::SamplingParams* const to = &sampling;
   flags.Add("json-schema", "FILE",
             ReadTo([to](const auto& text) { to->mutable_constraint()->set_json_schema(text); },
@@ -115,8 +122,8 @@ void AddSettings(Flags& flags, v1::ChatTurn& turn) {
                    file_text),
             "the answer has the form of this grammar (GBNF)", "none");
   flags.Add("regex", "REGEX",
-            ReadTo([to](const auto& text) { to->mutable_constraint()->set_regex(text); }, "a text",
-                   ParseText),
+            ReadTo([to](const auto& text) { to->mutable_constraint()->set_regex(text); },
+                   "a text in UTF-8", ParseUtf8),
             "the answer matches this regular expression", "none");
   flags.AddSwitch(
       "ignore-eos", [&] { stop.set_ignore_eos(true); }, "never draw the end-of-sequence token");
@@ -221,6 +228,8 @@ absl::Status ChangeSetting(v1::ChatTurn& turn, const std::string& name, const st
     return absl::InvalidArgumentError(absl::StrCat("no setting ", name, "; /set lists them"));
   }
   if (value == "default") {
+    // One field holds any kind of constraint: another kind than this one stays.
+    if (of.kind != nullptr && ValueText(of).empty()) return absl::OkStatus();
     of.message->GetReflection()->ClearField(of.message, of.field);
     return absl::OkStatus();
   }

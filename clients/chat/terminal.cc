@@ -75,9 +75,14 @@ std::string HumanBytes(double bytes) {
 
 std::string Printable(std::string_view text) {
   std::string out;
+  bool c1 = false;  // the byte before begins U+0080 to U+00BF
   for (const char c : text) {
     const auto byte = static_cast<uint8_t>(c);
-    if (byte == 0x7F) {
+    if (c1 && byte >= 0x80 && byte < 0xA0) {
+      out.back() = '^';  // in place of the byte before
+      out += '[';
+      out += static_cast<char>(byte - '@');
+    } else if (byte == 0x7F) {
       out += "^?";
     } else if (byte < 0x20 && c != '\n' && c != '\t') {
       out += '^';
@@ -85,6 +90,7 @@ std::string Printable(std::string_view text) {
     } else {
       out += c;
     }
+    c1 = byte == 0xC2;
   }
   return out;
 }

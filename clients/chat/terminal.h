@@ -54,7 +54,7 @@ struct Screen {
 std::string HumanBytes(double bytes);  // formats a size, such as "1.3 MiB"
 
 // Shows control characters other than newline and tab as ^X, so that an answer cannot control the
-// terminal.
+// terminal; those from U+0080 to U+009F, too, each as ^[X, the two characters that it is short for.
 std::string Printable(std::string_view text);
 
 }  // namespace ovq::clients

@@ -4,6 +4,7 @@
 #include <cstdlib>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 
 namespace ovq::clients {
 
@@ -12,10 +13,16 @@ int Fail(absl::string_view program, int code, absl::string_view message) {
   return code;
 }
 
+int EndOutput(absl::string_view program, int code) {
+  const absl::Status status = FlushStdout();
+  if (status.ok()) return code;
+  return Fail(program, code == 0 ? kExitError : code, status.message());
+}
+
 void AddHelpAndVersion(Flags& flags, const std::string& program, std::string (*help)()) {
-  const auto tell = [](const std::string& text) {
+  const auto tell = [=](const std::string& text) {
     std::fputs(text.c_str(), stdout);
-    std::exit(0);
+    std::exit(EndOutput(program, 0));
   };
   flags.AddEnd(
       "help", [=] { tell(help()); }, "this text; also -h");

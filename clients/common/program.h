@@ -16,6 +16,10 @@ inline constexpr int kExitInterrupted = 130;  // the exit status by which shells
 // Prints "PROGRAM: MESSAGE" to stderr and returns `code`, the exit status.
 int Fail(absl::string_view program, int code, absl::string_view message);
 
+// Ends a program's output: returns `code`, the exit status, or after an error message kExitError in
+// place of 0 if any output was lost.
+int EndOutput(absl::string_view program, int code);
+
 // Adds flags that print the help text, or the program's name and version, and end the program.
 void AddHelpAndVersion(Flags& flags, const std::string& program, std::string (*help)());
 

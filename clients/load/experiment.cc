@@ -66,7 +66,8 @@ RunPlan MakeRunPlan(const Options& options, double load) {
   plan.arrivals.rate = load;
   plan.arrivals.seed = options.work.seed;
   if (!options.open_loop()) plan.users = static_cast<int64_t>(load);
-  plan.max_in_flight = options.most_in_flight();
+  // In a closed loop the users themselves are the bound; a sweep goes beyond --concurrency.
+  plan.max_in_flight = options.open_loop() ? options.most_in_flight() : plan.users;
   const std::vector<TraceEntry>& trace = options.work.trace;
   const double last_s = trace.empty() ? 0 : trace.back().at_s / options.work.trace_speed;
   plan.duration = options.duration.value_or(plan.duration + absl::Seconds(last_s));
@@ -96,6 +97,7 @@ struct Experiment {
     plan.arrivals.ramp = plan.think_time = absl::ZeroDuration();
     plan.users =
         options.open_loop() ? std::min(kMaxWarmupUsers, options.most_in_flight()) : options.users();
+    plan.max_in_flight = plan.users;
     WorkloadOptions work = options.work;
     work.max_requests = options.warmup;
     for (TraceEntry& entry : work.trace) {  // a trace's lengths, all arriving at once

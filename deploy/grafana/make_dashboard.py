@@ -15,6 +15,8 @@ PROC = 'job="ovq-server", instance=~"$instance"'
 OUTPUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dashboards", "ovq-server.json")
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 FAULTS = "INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE|DEADLINE_EXCEEDED"
+HTTP_CALLS = 'route=~"/(v1|ovq)/.*"'  # /health and the console are no calls
+HTTP_FAULTS = "500|503|504"
 
 
 def rate(metric, labels="", by=""):
@@ -22,6 +24,14 @@ def rate(metric, labels="", by=""):
     selector = ", ".join(filter(None, [SEL, labels]))
     total = f"sum by ({by}) " if by else "sum "
     return f"{total}(rate({metric}{{{selector}}}[$__rate_interval]))"
+
+
+def calls(codes="", statuses=""):
+    """Returns the per-second rate of the calls over gRPC and HTTP with these labels, together."""
+    rates = [f"rate({metric}{{{', '.join(filter(None, [SEL, *labels]))}}}[$__rate_interval])"
+             for metric, *labels in (("ovq_requests_total", codes),
+                                     ("ovq_http_requests_total", HTTP_CALLS, statuses))]
+    return f"sum ({' or '.join(rates)})"
 
 
 def percentiles(histogram, labels=""):
@@ -66,14 +76,14 @@ def good_below(warning, critical):
 def glance():
     ttft = f"histogram_quantile(0.99, {rate('ovq_time_to_first_token_seconds_bucket', by='le')})"
     itl = f"histogram_quantile(0.99, {rate('ovq_inter_token_latency_seconds_bucket', by='le')})"
-    errors = f"{rate('ovq_requests_total', f'code=~{chr(34)}{FAULTS}{chr(34)}')} / {rate('ovq_requests_total')}"
+    errors = f"""{calls(f'code=~"{FAULTS}"', f'status=~"{HTTP_FAULTS}"')} / {calls()}"""
     return [
         figure("Servers answering", "Servers whose metrics Prometheus can read. Fewer than you run: "
                "OvqServerDown.", "short", f"sum(up{{{PROC}}})", [(None, "red"), (1, "green")]),
         figure("Ready", "Servers that accept requests. Less than those answering: some drain or "
                "start.", "short", f"sum(ovq_ready{{{SEL}}})", [(None, "red"), (1, "green")]),
         figure("Error ratio", "Share of calls that ended by a fault of the server or too late: "
-               f"{FAULTS.replace('|', ', ')}.", "percentunit", errors, good_below(0.001, 0.01)),
+               f"{FAULTS.replace('|', ', ')}; over HTTP {HTTP_FAULTS.replace('|', ', ')}.", "percentunit", errors, good_below(0.001, 0.01)),
         figure("TTFT p99", "99th percentile of the time from a request's arrival to its first token.",
                "s", ttft, good_below(1, 2.5)),
         figure("ITL p99", "99th percentile of the time between two tokens of one answer.", "s", itl,
@@ -279,7 +289,8 @@ def process():
     return [
         series("Scrapes", "Time of a scrape, by server; gaps are scrapes that failed.", "s",
                [(f"scrape_duration_seconds{{{PROC}}}", "{{instance}}")]),
-        series("Samples of a scrape", "Constant: every label set exists from the start.", "short",
+        series("Samples of a scrape", "Nearly constant: all label sets but those of requests over HTTP "
+               "exist from the start.", "short",
                [(f"scrape_samples_scraped{{{PROC}}}", "{{instance}}")]),
         series("CPU", "Cores in use, by server.", "short",
                [(f"rate(process_cpu_seconds_total{{{PROC}}}[$__rate_interval])", "{{instance}}")]),

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/files.h"
 #include "model/inspect/inspect.h"
 
 namespace ovq::model {
@@ -26,7 +27,7 @@ int PrintShares(const InspectOptions& options) {
   return 0;
 }
 
-int Main(const std::vector<std::string>& args) {
+int Inspect(const std::vector<std::string>& args) {
   const absl::StatusOr<InspectOptions> options = ParseInspectOptions(args);
   if (!options.ok()) {
     std::fputs(absl::StrCat("ovq-inspect: ", options.status().message(), "\n").c_str(), stderr);
@@ -48,6 +49,14 @@ int Main(const std::vector<std::string>& args) {
           .c_str(),
       stdout);
   return report["problems"].empty() ? 0 : kExitProblems;
+}
+
+int Main(const std::vector<std::string>& args) {
+  const int code = Inspect(args);
+  const absl::Status written = FlushStdout();
+  if (written.ok()) return code;
+  std::fputs(absl::StrCat("ovq-inspect: ", written.message(), "\n").c_str(), stderr);
+  return code == 0 ? kExitProblems : code;
 }
 
 }  // namespace

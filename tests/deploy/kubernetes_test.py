@@ -277,6 +277,7 @@ class Values(unittest.TestCase):
                 ({"stateMemory": "4Gi"}, "stateMemory"), ({"tenantsSecret": ""}, "tenantsSecret"),
                 ({"image": {"digest": "latest"}}, "image.digest"), ({"model": "models/x"}, "model"),
                 ({"options": {"listen": "0.0.0.0:1"}}, "options"), ({"options": {"--device": "cuda"}}, "options"),
+                ({"options": {"drain-notice": "60s"}}, "options"),  # of which the pod's end knows nothing
                 ({"options": {"max-sessions": 2000000}}, "options.max-sessions"),
                 ({"sessionDisk": {"size": "20G"}}, "sessionDisk.size"),
                 ({"network": {"clients": {}, "policy": "yes"}}, "network.policy"),

@@ -15,6 +15,7 @@ import unittest
 from pathlib import Path
 
 from client_test_util import WithServer
+from ovq_client import Client
 
 if shutil.which("tmux") is None:
     print("SKIPPED: no tmux here")
@@ -269,6 +270,14 @@ class Person(WithServer):
         terminal.close()
         text = self.chat("--text")
         text.wait_for(r"goes on from your text.*\n.*\n\n>")
+        text.close()
+        with Client(self.server.address) as client:
+            session = client.create_session().session_id
+        # A session that is continued has text; a new one in its place has messages.
+        again = self.chat("--session", session)
+        again.wait_for(r"goes on from your text.*\n.*\n\n>")
+        again.type("/reset", "Enter")
+        again.wait_for(r"\[a new session\]\nyou>")
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ usage: chat_test.py --build BUILD_FOLDER [unittest arguments]
 
 import argparse
 import os
+import pty
 import re
 import signal
 import subprocess
@@ -137,6 +138,16 @@ class ChatOneShot(WithChat):
         run = self.run_chat("--prompt", "a", "--logprobs")
         self.assertEqual(run.stderr.split("\n")[:3], [f"{ord(c)}\t-0.250000" for c in "1:a"])
 
+    def test_answers_do_not_control_the_terminal(self):
+        for prompt, shown in (("\033[2J", "4:^[[2J"), ("\u009b2J", "4:^[[2J"), ("\x7fé\u0085", "5:^?é^[E")):
+            with self.subTest(shown):
+                terminal, stdout = pty.openpty()
+                self.addCleanup(os.close, terminal)
+                subprocess.run(self.chat_command("--prompt", prompt), stdout=stdout,
+                               stderr=subprocess.DEVNULL, check=True, timeout=60)
+                os.close(stdout)
+                self.assertEqual(os.read(terminal, 100).decode(), shown + "\r\n")
+
     def test_interrupt_cancels_the_answer(self):
         process = subprocess.Popen(
             self.chat_command("--prompt", "slow"), stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -160,6 +171,17 @@ class ChatInteractive(WithChat):
         )
         self.assertEqual(run.stderr.count("TTFT"), 2)
         self.assertEqual(self.server.sessions, {})  # the session ended with the stream
+
+    def test_a_form_stays_where_another_is_set_to_its_default(self):
+        with tempfile.TemporaryDirectory() as folder:
+            schema = os.path.join(folder, "schema.json")
+            with open(schema, "w") as file:
+                file.write("{}")
+            lines = ("/set regex default", "abc", "/set json-schema default", "def")
+            run = self.run_chat("--interactive", "--json-schema", schema, stdin="\n".join(lines))
+        self.assertEqual(run.returncode, 0, run.stderr)
+        kinds = [turn.sampling.constraint.WhichOneof("kind") for turn in self.server.turns]
+        self.assertEqual(kinds, ["json_schema", None])
 
     def test_fork_prints_the_copys_id(self):
         run = self.run_chat("--interactive", "--keep-session", stdin="abc\n/fork\ndef\n")
@@ -199,6 +221,11 @@ class ChatInteractive(WithChat):
         _, made = re.findall(r"^(?:> )?session (\S+)$", run.stderr, re.MULTILINE)
         self.assertEqual(self.server.sessions[made].position, 8)
 
+    def test_a_file_that_cannot_be_read_is_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            run = self.run_chat("--interactive", stdin=f"/load {folder}\n")
+            self.assertIn(f"ovq-chat: {folder}: Is a directory\n", run.stderr)
+
     def test_undo_takes_messages_back(self):
         self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n/undo\nYo\n/undo\n/undo\nNew\n")
         conversations = [turn.prompt.conversation for turn in self.server.turns]
@@ -207,6 +234,12 @@ class ChatInteractive(WithChat):
             [("Hi", 2, 0), ("Bye", 4, 3), ("Yo", 4, 3), ("New", 2, 0)],
         )
         self.assertEqual(conversations[2].messages[2], conversations[1].messages[2])
+
+    def test_asking_for_the_model_does_not_change_how_turns_are_sent(self):
+        self.server.has_chat_template = True
+        run = self.run_chat("--interactive", stdin="abc\n/model\ndef\n")
+        self.assertEqual((run.returncode, run.stdout), (0, "3:abc\n11:def\n"), run.stderr)
+        self.assertIn("chat template: yes", run.stderr)
 
     def test_messages_bring_the_conversation(self):
         run = self.run_chat("--interactive", "--system", "S", stdin="Hi\nBye\n")
@@ -295,6 +328,19 @@ class ChatErrors(WithChat):
         )
         self.assertEqual(run.returncode, 1)
         self.assertIn(b"not valid UTF-8 at byte 3", run.stderr)
+
+    def test_texts_that_no_message_holds_are_wrong_flags(self):
+        text = b"caf\xe9"
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(text)
+            file.flush()
+            for flag, value in (("--system", text), ("--session", text), ("--memory", text), ("--stop", text),
+                                ("--regex", text), ("--grammar", file.name.encode())):
+                run = subprocess.run([*self.chat_command("--prompt", "x"), flag, value], capture_output=True,
+                                     timeout=60)
+                self.assertEqual(run.returncode, 2, run.stderr)
+                self.assertTrue(run.stderr.startswith(f"ovq-chat: {flag}: expected".encode()), run.stderr)
+                self.assertEqual(run.stderr.count(b"\n"), 1, run.stderr)
 
 
 if __name__ == "__main__":

@@ -36,12 +36,14 @@ def text_of(events):
     return "".join(e.text for e in events if isinstance(e, TokenChunk))
 
 
-def run_python_client(*arguments):
+def run_python_client(*arguments, stdin="", **environment):
     return subprocess.run(
         [sys.executable, "-m", "ovq_client", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": PYTHON},
+        env={**os.environ, "PYTHONPATH": PYTHON, **environment},
+        input=stdin,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
+        errors="surrogateescape",
         timeout=60,
     )
 

@@ -30,12 +30,13 @@ def tearDownModule():
     util.tear_down()
 
 
-def run(program, *flags, env=None):
+def run(program, *flags, env=None, stdout=subprocess.PIPE):
     command = [os.path.join(BIN, program)]
     if program == "ovq_client":
         command = [sys.executable, "-m", "ovq_client"]
     return subprocess.run(
-        [*command, *flags], capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+        [*command, *flags], stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, text=True,
+        timeout=60,
         env={**os.environ, "PYTHONPATH": os.path.join(ROOT, "clients", "python"), **(env or {})})
 
 
@@ -71,6 +72,17 @@ class Dialect(unittest.TestCase):
                 nobody = run(program, "--server", "127.0.0.1:1", *self.ASK[program])
                 self.assertEqual(nobody.returncode, 1, nobody.stderr)
                 self.assertIn("UNAVAILABLE", nobody.stderr)
+
+    def test_output_that_cannot_be_written_is_an_error(self):
+        with serve("--admin-listen", "127.0.0.1:0") as server, open("/dev/full", "w") as full:
+            admin = re.search(r"admin on (127\.0\.0\.1:\d+)", server.stderr()).group(1)
+            asked = [(program, "--server", admin if program == "ovq-admin" else server.address,
+                      *self.ASK[program]) for program in CLIENTS]
+            for command in (*asked, ("ovq-inspect", os.path.join(ROOT, "models", "scripted-chat"))):
+                with self.subTest(command[0]):
+                    lost = run(*command, stdout=full)
+                    self.assertEqual(lost.returncode, 1, lost.stderr)
+                    self.assertRegex(lost.stderr, "No space left on device|output could not be written")
 
     def test_address_from_the_environment(self):
         with serve() as server:

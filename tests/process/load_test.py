@@ -11,6 +11,7 @@ import re
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -127,6 +128,12 @@ class TinyServer(WithLoad):
         self.assertEqual(report["output_throughput"], best["output_throughput"])
         self.assertEqual(report["ovq"]["best_load"], best["load"])
         self.assertIn(levels[-1]["verdict"], table)
+
+    def test_a_sweep_goes_beyond_its_first_users(self):
+        report, _, _ = self.load("--sweep", "--concurrency=2", "--sweep-time=0s", "--sweep-levels=2",
+                                 "--sweep-gain=0", "--requests=40", "--output-length=40")
+        in_flight = [level["ovq"]["max_in_flight"] for level in report["ovq"]["sweep"]]
+        self.assertEqual(in_flight, [2, 4])
 
     def test_a_level_that_is_too_short_says_nothing(self):
         report, table, _ = self.load("--sweep", "--requests=10", "--output-length=2")
@@ -251,6 +258,18 @@ class TinyServer(WithLoad):
             report = json.load(file)
         self.assertTrue(report["ovq"]["interrupted"])
         self.assertGreater(report["completed"], 0)
+
+    def test_interrupt_before_the_first_request(self):
+        silent = socket.create_server(("127.0.0.1", 0))  # accepts connections and never answers
+        self.addCleanup(silent.close)
+        process = subprocess.Popen(
+            self.command("--server", f"127.0.0.1:{silent.getsockname()[1]}"), stderr=subprocess.PIPE)
+        self.addCleanup(process.stderr.close)
+        self.addCleanup(process.kill)
+        connection, _ = silent.accept()
+        self.addCleanup(connection.close)
+        process.send_signal(signal.SIGINT)
+        self.assertEqual(process.wait(timeout=10), 130)
 
     def test_progress_is_lines_where_there_is_no_terminal(self):
         process = subprocess.Popen(

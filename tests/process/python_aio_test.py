@@ -63,6 +63,15 @@ class AsyncioTwin(WithServer, unittest.IsolatedAsyncioTestCase):
         async with AsyncClient(self.server.address) as client, client.chat() as chat:
             self.assertEqual(text_of([event async for event in chat.send("last")]), "4:last")
 
+    async def test_a_turn_after_the_end_of_the_call_says_why_it_ended(self):
+        async with AsyncClient(self.server.address) as client:
+            with self.assertRaisesRegex(OvqError, "draining") as caught:
+                async with client.chat() as chat:
+                    self.assertEqual(text_of([event async for event in chat.send("last")]), "4:last")
+                    await chat._call.code()  # the end has arrived
+                    [event async for event in chat.send("more")]
+            self.assertEqual(caught.exception.code, grpc.StatusCode.UNAVAILABLE)
+
     def test_it_has_the_methods_of_the_client_with_their_arguments(self):
         for blocking, twin in ((Client, AsyncClient), (Chat, AsyncChat)):
             names = {name for name in vars(blocking) if not name.startswith("_")}

@@ -11,7 +11,7 @@ import tempfile
 import time
 import typing
 import unittest
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 
 from client_test_util import ROOT, WithServer, proto, run_python_client, text_of
@@ -22,6 +22,7 @@ from ovq_client import (
     JSON_OBJECT, Choice, Client, Conversation, Finished, FinishReason, Grammar, OvqError, Regex,
     Speculation, Started, UnfinishedAnswer, json_schema, session_file,
 )
+from ovq_client._requests import duration
 from ovq_client.constraint import parse_answer
 
 
@@ -140,6 +141,29 @@ class PythonClient(WithServer):
             Member(9), {"a": 1}))
         self.assertEqual(parse_answer({}, "[1]"), [1])
 
+    def test_an_answer_of_a_union_is_of_the_type_that_it_fits(self):
+        texts, pair, date = typing.List[str], typing.Tuple[str, str], datetime.date
+        for kinds, text, value in (
+            ((texts, str), '"ab"', "ab"), ((pair, str), '"ab"', "ab"), ((list, dict), '{"a": 1}', {"a": 1}),
+            ((texts, typing.Dict[str, int]), '{"a": 1}', {"a": 1}),
+            ((pair, texts), '["a", "b", "c"]', ["a", "b", "c"]),
+            ((typing.Literal["none"], date), '"2024-02-29"', date(2024, 2, 29)),
+        ):
+            built = parse_answer(typing.Union[kinds], text)
+            self.assertEqual((type(built), built), (type(value), value))
+
+    def test_classes_of_one_name_have_schemas_of_their_own(self):
+        def item(kind):
+            return make_dataclass("Item", [("value", kind)])
+
+        one, other = item(int), item(str)
+        schema = json_schema(make_dataclass("Item", [("one", one), ("other", other), ("again", one)]))
+        fields = schema["$defs"]["Item"]["properties"]
+        self.assertEqual(fields["one"], fields["again"])
+        kinds = [schema["$defs"][fields[name]["$ref"].rpartition("/")[2]]["properties"]["value"]["type"]
+                 for name in ("one", "other")]
+        self.assertEqual(kinds, ["integer", "string"])
+
     def test_closing_the_iterator_cancels_the_call(self):
         events = self.client.generate("slow")
         next(events)
@@ -179,6 +203,28 @@ class PythonClient(WithServer):
             self.assertEqual(
                 [len(t.prompt.token_ids.ids) for t in self.server.turns], [16384, 16384, 7232]
             )
+
+    def test_a_cancel_between_two_parts_of_a_turn_is_not_lost(self):
+        with self.client.chat() as chat:
+            read = chat._chat._read
+
+            async def read_then_cancel():
+                response = await read()
+                if response.WhichOneof("event") == "absorbed":
+                    chat.cancel()
+                return response
+
+            chat._chat._read = read_then_cancel
+            (end,) = chat.send("€" * 50000)
+            self.assertEqual((end.reason, end.usage.position), (FinishReason.CANCELLED, 65535))
+            self.assertEqual(len(self.server.turns), 1)
+            self.assertEqual(text_of(chat.send("abc")), "65538:abc")
+
+    def test_durations_are_valid_messages(self):
+        for seconds, sent in ((0.25, (0, 250_000_000)), (1.9999999999, (2, 0)), (3, (3, 0)),
+                              (-0.5, (0, -500_000_000)), (-1.5, (-1, -500_000_000))):
+            self.assertEqual(tuple(duration(seconds).values()), sent)
+        self.assertIsNone(duration(None))
 
     def test_errors(self):
         with self.assertRaises(OvqError) as caught:
@@ -287,6 +333,45 @@ class PythonClient(WithServer):
         failed = run("generate", "--text", "bad")
         self.assertEqual(failed.returncode, 1)
         self.assertIn("INVALID_ARGUMENT: temperature", failed.stderr)
+
+    def test_command_line_refuses_numbers_that_no_message_holds(self):
+        for arguments, said in (
+            (("generate", "--top-k=-1"), "--top-k: expected a whole number from 0 to 4294967295, got '-1'"),
+            (("generate", "--seed=18446744073709551616"), "--seed: expected a whole number from 0 to 1844"),
+            (("sessions", "--create", "--max-centroids=x"), "--max-centroids: expected a whole number"),
+            (("sessions", "--create", "--ttl=nan"), "--ttl: expected seconds from 0 to 315576000000, got 'nan'"),
+            (("sessions", "--rewind=a", "--position=-1"), "--position: expected a whole number"),
+        ):
+            refused = run_python_client("--server", self.server.address, *arguments)
+            self.assertEqual(refused.returncode, 2, refused.stderr)
+            self.assertIn(said, refused.stderr)
+
+    def test_command_line_takes_texts_byte_for_byte(self):
+        def generate(*arguments, **more):
+            return run_python_client("--server", self.server.address, "generate", *arguments, **more)
+
+        text = "a\r\nä\r"
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "text")
+            Path(file).write_bytes(text.encode())
+            for done in (generate("--file", file), generate(stdin=text, PYTHONIOENCODING="latin-1")):
+                self.assertEqual(done.returncode, 0, done.stderr)
+                self.assertEqual(self.server.requests.pop().prompt.text, text)
+        latin = "caf\udce9"  # the byte E9, as Python has it in arguments
+        for refused in (generate(stdin=latin, LC_ALL="C"), generate("--text", latin)):
+            self.assertEqual(refused.returncode, 1)
+            self.assertRegex(refused.stderr, r"^ovq_client: 'utf-8' codec can't (de|en)code")
+        self.assertEqual(self.server.requests, [])
+        shown = generate("--text", "ä", PYTHONIOENCODING="ascii")
+        self.assertEqual((shown.returncode, shown.stdout), (0, "2:?"), shown.stderr)
+
+    def test_an_export_that_fails_leaves_no_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "file")
+            failed = run_python_client("--server", self.server.address, "sessions", "--export", "none", file)
+            self.assertEqual(failed.returncode, 1)
+            self.assertIn("NOT_FOUND", failed.stderr)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_texts_are_no_sequences(self):
         for call in (

@@ -83,9 +83,21 @@ int ExitCode(const Result& result) {
   return errors > 0 && !result.options.allow_errors ? clients::kExitError : 0;
 }
 
+// Counts Ctrl-C while requests run, which ends the run and reports it. Before that there is nothing
+// to report, and Ctrl-C ends the program.
+struct Interrupts {
+  std::atomic<bool> running = false;
+  std::atomic<int> count = 0;
+
+  void Handle() {
+    if (!running) _exit(clients::kExitInterrupted);
+    ++count;
+  }
+};
+
 // Prepares and runs everything. Errors before the first request are usage errors unless they are
 // the server's.
-int Run(Result result) {
+int Run(Result result, Interrupts& interrupts) {
   Options& options = result.options;
   if (!options.trace.empty()) {
     absl::StatusOr<std::vector<TraceEntry>> trace = ReadTrace(options.trace);
@@ -106,11 +118,8 @@ int Run(Result result) {
   const absl::StatusOr<PromptMaker> prompts = MakePrompts(options, *model, **calls);
   if (!prompts.ok()) return Fail(clients::kExitUsage, prompts.status().message());
   result.started = absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone());
-  {
-    std::atomic<int> interrupts = 0;
-    const SignalWaiter waiter({SIGINT}, [&](int) { ++interrupts; });
-    RunExperiment(*prompts, (*calls)->calls(), interrupts, result);
-  }
+  interrupts.running = true;
+  RunExperiment(*prompts, (*calls)->calls(), interrupts.count, result);
   std::fputs(TextReport(result).c_str(), stdout);
   std::fflush(stdout);
   if (const absl::Status status = WriteReports(result); !status.ok()) {
@@ -123,11 +132,13 @@ int Main(int argc, char** argv) {
   absl::StatusOr<Options> options = ParseOptions(std::vector<std::string>(argv + 1, argv + argc));
   if (!options.ok()) return Fail(clients::kExitUsage, options.status().message());
   BlockSignals({SIGINT});
+  Interrupts interrupts;
+  const SignalWaiter waiter({SIGINT}, [&](int) { interrupts.Handle(); });
   Result result;
   result.options = *std::move(options);
   result.command_line = CommandLineText(argc, argv);
   result.host = HostText();
-  return Run(std::move(result));
+  return clients::EndOutput(kProgram, Run(std::move(result), interrupts));
 }
 
 }  // namespace

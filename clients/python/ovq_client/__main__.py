@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import io
 import json
 import math
 import os
@@ -28,12 +29,39 @@ _SAMPLING = (
     "max_tokens", "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
     "presence_penalty", "frequency_penalty", "seed",
 )
+_MAX_SECONDS = 315_576_000_000  # the most that a protobuf Duration holds
+
+
+def _whole(bits: int) -> typing.Callable[[str], int]:
+    """Returns the parser of a whole number that a field of so many bits holds."""
+
+    def parse(text: str) -> int:
+        if re.fullmatch(r"\d{1,20}", text, re.ASCII) is None or int(text) >= 1 << bits:
+            most = (1 << bits) - 1
+            raise argparse.ArgumentTypeError(
+                f"expected a whole number from 0 to {most}, got {text!r}"
+            )
+        return int(text)
+
+    return parse
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds <= _MAX_SECONDS:
+        raise argparse.ArgumentTypeError(f"expected seconds from 0 to {_MAX_SECONDS}, got {text!r}")
+    return seconds
 
 
 def _text(args: argparse.Namespace) -> str:
+    """Returns the text byte for byte, whatever the locale and the ends of its lines."""
     if args.text is not None:
         return args.text
-    return Path(args.file).read_text("utf-8") if args.file else sys.stdin.read()
+    data = Path(args.file).read_bytes() if args.file else sys.stdin.buffer.read()
+    return data.decode("utf-8")
 
 
 def _file_text(path: str) -> str:
@@ -119,7 +147,12 @@ def _sessions(client: Client, args: argparse.Namespace) -> None:
         if args.since is not None and since is None:
             raise session_file.SessionFileError(f"{args.since}: has no tokens to go on from")
         with open(file, "xb") as out:
-            out.writelines(client.export_session(session_id, since=since))
+            try:
+                out.writelines(client.export_session(session_id, since=since))
+                out.flush()
+            except BaseException:
+                os.remove(file)  # a part of a session is of no use and in the way of the next try
+                raise
     elif args.import_:
         with open(args.import_, "rb") as file:
             session = client.import_session(iter(lambda: file.read(1 << 20), b""), ttl=args.ttl)
@@ -197,7 +230,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     kinds = typing.get_type_hints(Options)
     for name in _SAMPLING:
-        generate.add_argument(f"--{name.replace('_', '-')}", type=kinds[name], metavar="N")
+        kind = kinds[name] if kinds[name] is float else _whole(64 if name == "seed" else 32)
+        generate.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar="N")
     generate.add_argument(
         "--stop",
         dest="stop_strings",
@@ -215,12 +249,12 @@ def _parser() -> argparse.ArgumentParser:
 
     score = commands.add_parser("score", parents=[text], help="how likely the model finds a text")
     score.set_defaults(run=_score)
-    score.add_argument("--max-centroids", type=int, metavar="N")
+    score.add_argument("--max-centroids", type=_whole(32), metavar="N")
     score.add_argument("--memory", metavar="NAME")
 
     info = commands.add_parser("info", help="the model, its state sizes and the server's limits")
     info.set_defaults(run=_info)
-    info.add_argument("--position", type=int, action="append", default=[], metavar="TOKENS")
+    info.add_argument("--position", type=_whole(64), action="append", default=[], metavar="TOKENS")
     info.add_argument("--memory", metavar="NAME", help="that is asked about")
 
     sessions = commands.add_parser("sessions", help="list, create, copy, rewind or delete sessions")
@@ -247,11 +281,15 @@ def _parser() -> argparse.ArgumentParser:
         "--import", dest="import_", metavar="FILE", help="make one from a file and print its id"
     )
     what.add_argument("--delete", metavar="ID")
-    sessions.add_argument("--max-centroids", type=int, metavar="N", help="of the new session")
+    sessions.add_argument(
+        "--max-centroids", type=_whole(32), metavar="N", help="of the new session"
+    )
     sessions.add_argument("--memory", metavar="NAME", help="of the new session")
-    sessions.add_argument("--ttl", type=float, metavar="SECONDS", help="of the new sessions")
-    sessions.add_argument("--count", type=int, metavar="N", help="of copies")
-    sessions.add_argument("--position", type=int, metavar="N", default=0, help="default: 0")
+    sessions.add_argument("--ttl", type=_seconds, metavar="SECONDS", help="of the new sessions")
+    sessions.add_argument("--count", type=_whole(32), metavar="N", help="of copies")
+    sessions.add_argument(
+        "--position", type=_whole(64), metavar="N", default=0, help="default: 0"
+    )
 
     file = commands.add_parser("session-file", help="what a session file holds; asks no server")
     file.set_defaults(run=_session_file)
@@ -328,7 +366,7 @@ def main() -> int:
         request = f" (request {error.request_id})" if error.request_id else ""
         print(f"ovq_client: {error}{_hint(error, args)}{request}", file=sys.stderr)
         return 1
-    except (OSError, UnicodeDecodeError, session_file.SessionFileError) as error:
+    except (OSError, UnicodeError, session_file.SessionFileError) as error:
         print(f"ovq_client: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -338,6 +376,9 @@ def main() -> int:
 
 def run() -> None:
     """Entry point of the program ovq-client."""
+    # A terminal that is not of UTF-8 shows ? for characters that it has not.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     sys.exit(main())
 
 

@@ -9,7 +9,7 @@ from typing import Any, Union
 
 from ovq_client._messages import MESSAGES
 from ovq_client.constraint import constraint_fields
-from ovq_client.types import Conversation, Options, Prompt
+from ovq_client.types import Conversation, FinishReason, Options, Prompt
 
 # Long prompts of a chat are sent in parts, far below the 4 MiB that a gRPC server accepts in one
 # message.
@@ -55,7 +55,10 @@ def conversation_fields(of: Conversation) -> dict[str, Any]:
 def duration(seconds: float | None) -> dict[str, int] | None:
     if seconds is None:
         return None
-    return {"seconds": int(seconds), "nanos": round(seconds % 1 * 1e9)}
+    whole = int(seconds)
+    nanos = round((seconds - whole) * 1e9)
+    carry = int(nanos / 1e9)  # 1.9999999999 is 2 s
+    return {"seconds": whole + carry, "nanos": nanos - carry * 10**9}
 
 
 def option_messages(options: Options) -> dict[str, Any]:
@@ -122,6 +125,12 @@ def chat_turns(prompt: Prompt, cacheable: bool | None, options: Options) -> list
     turns = [{"prompt": part, "more": True} for part in parts[:-1]]
     turns.append({"prompt": parts[-1], **messages})
     return [MESSAGES["ChatRequest"](turn=turn) for turn in turns]
+
+
+def cancelled_at(position: int) -> Any:
+    """Returns the end of a turn that was cancelled between two of its parts."""
+    finished = {"reason": FinishReason.CANCELLED, "usage": {"position": position}}
+    return MESSAGES["ChatResponse"](finished=finished)
 
 
 async def file_messages(

@@ -23,7 +23,7 @@ import grpc.aio
 from ovq_client._errors import OvqError, Retries, ovq_errors
 from ovq_client._messages import MESSAGES, REQUESTS, Stub
 from ovq_client._requests import (
-    chat_turns, check_ids, check_text, conversation_fields, duration, file_messages,
+    cancelled_at, chat_turns, check_ids, check_text, conversation_fields, duration, file_messages,
     option_messages, prompt_fields, session_key,
 )
 from ovq_client.constraint import Constraint, UnfinishedAnswer, parse_answer
@@ -52,6 +52,7 @@ class AsyncChat:
         self._open = open_request
         self._key = session_key
         self._running = False
+        self._cancelled = False  # the running turn, before all of it was sent
         self._call: Any = None
         #: The session as it was opened; inside `async with`.
         self.session: Session
@@ -94,13 +95,17 @@ class AsyncChat:
         if self._running:
             raise RuntimeError("a turn is running: read its events to the end first")
         *leading, last = chat_turns(prompt, cacheable, options)
-        self._running = True
+        self._running, self._cancelled = True, False
         for turn in leading:
             await self._write(turn)
             response = await self._read()
             if response.WhichOneof("event") == "finished":  # another task has cancelled the turn
                 return [response]
+            if self._cancelled:  # too late for this part: the server has forgotten it
+                return [cancelled_at(response.absorbed.position)]
         await self._write(last)
+        if self._cancelled:
+            await self._write(MESSAGES["ChatRequest"](cancel={}))
         return []
 
     async def _events(self, responses: list[Any]) -> AsyncIterator[Event]:
@@ -112,11 +117,16 @@ class AsyncChat:
     async def cancel(self) -> None:
         """Ends the running turn: its events end with a Finished. Callable from any task, of a
         blocking Chat from any thread."""
+        # The server forgets a cancel that comes between two parts of a turn.
+        self._cancelled = True
         await self._write(MESSAGES["ChatRequest"](cancel={}))
 
     async def _write(self, request: Any) -> None:
-        with ovq_errors():
-            await self._call.write(request)
+        try:
+            with ovq_errors():
+                await self._call.write(request)
+        except asyncio.InvalidStateError:  # the call has ended, and reading says why
+            await self._read()
 
     async def _read(self) -> Any:
         with ovq_errors():
@@ -147,8 +157,9 @@ class Connection:
     ):
         """tls_*: contents of PEM files. TLS is used if tls_ca or tls_cert is given; without tls_ca
         the server's certificate is verified against the authorities that gRPC knows. metadata: sent
-        with every call, such as ("traceparent", ...). retries: how often a call other than chat is
-        sent again if the server refuses it and names a delay; the client waits for that delay."""
+        with every call, such as ("traceparent", ...). retries: how often a call other than chat,
+        export_session and import_session is sent again if the server refuses it and names a delay;
+        the client waits for that delay."""
         if (tls_cert is None) != (tls_key is None):
             raise ValueError("tls_cert and tls_key go together")
         if tls_ca is None and tls_cert is None:

@@ -98,12 +98,30 @@ def json_schema(constraint: Any) -> Any:
         return dict(constraint)
     if hasattr(constraint, "model_json_schema"):  # pydantic's
         return constraint.model_json_schema()
-    definitions: dict[str, Any] = {}
+    definitions = _Definitions()
     schema = _schema(constraint, definitions)
-    return {**schema, "$defs": definitions} if definitions else schema
+    return {**schema, "$defs": definitions.schemas} if definitions.schemas else schema
 
 
-def _schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+class _Definitions:
+    """The schemas of dataclasses, by names that are unique: of two classes called Item the second is
+    Item2."""
+
+    def __init__(self) -> None:
+        self.schemas: dict[str, dict[str, Any]] = {}
+        self._names: dict[Any, str] = {}
+
+    def name_of(self, of: Any) -> str:
+        if of not in self._names:
+            taken = self.schemas
+            numbered = (f"{of.__name__}{n}" for n in range(2, len(taken) + 3))
+            name = next(name for name in (of.__name__, *numbered) if name not in taken)
+            self._names[of], taken[name] = name, {}  # which a field of its own may refer to
+            taken[name] = _object_schema(of, self)
+        return self._names[of]
+
+
+def _schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
     if of is Any:
         return {}
     if of in _SCALARS:
@@ -113,15 +131,11 @@ def _schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     if isinstance(of, type) and issubclass(of, enum.Enum):
         return {"enum": [member.value for member in of]}
     if dataclasses.is_dataclass(of):
-        name = of.__name__
-        if name not in definitions:
-            definitions[name] = {}  # which a field of its own may refer to
-            definitions[name] = _object_schema(of, definitions)
-        return {"$ref": f"#/$defs/{name}"}
+        return {"$ref": f"#/$defs/{definitions.name_of(of)}"}
     return _generic_schema(of, definitions)
 
 
-def _object_schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _object_schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
     hints = typing.get_type_hints(of)
     missing = dataclasses.MISSING
     fields = [field for field in dataclasses.fields(of) if field.init]
@@ -136,7 +150,7 @@ def _object_schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _generic_schema(of: Any, definitions: dict[str, Any]) -> dict[str, Any]:
+def _generic_schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
     origin, args = typing.get_origin(of), typing.get_args(of)
     if origin in _UNIONS:
         return {"anyOf": [_schema(arg, definitions) for arg in args]}
@@ -204,10 +218,17 @@ def _built_generic(of: Any, value: Any) -> Any:
                 continue
         raise ValueError(f"expected one of {args}, got {value!r}")
     if origin is typing.Literal:
+        if value not in args:
+            raise ValueError(f"expected one of {args}, got {value!r}")
         return value
+    expected = dict if origin is dict else list
+    if not isinstance(value, expected):
+        raise ValueError(f"expected a {expected.__name__}, got {value!r}")
     if origin is list:
         return [_built(args[0], item) for item in value] if args else value
     if origin is tuple:
         kinds = args[:1] * len(value) if args[1:] == (...,) else args
+        if len(kinds) != len(value):
+            raise ValueError(f"expected {len(kinds)} items, got {value!r}")
         return tuple(_built(kind, item) for kind, item in zip(kinds, value))
     return {key: _built(args[1], item) for key, item in value.items()} if args else value

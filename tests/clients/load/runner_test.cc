@@ -297,6 +297,25 @@ TEST(Experiment, WarmUpDoesNotCountAndPromptsDiffer) {
   EXPECT_EQ(std::unique(prompts.begin(), prompts.end()), prompts.end());
 }
 
+TEST(Experiment, ASweepKeepsAllUsersOfEachLevelBusy) {
+  FakeServer server(milliseconds(50));
+  Result result{.options = *ParseOptions(std::vector<std::string>{
+                    "--sweep", "--concurrency=2", "--sweep-levels=2", "--sweep-time=0s",
+                    "--sweep-gain=0", "--requests=40", "--quiet"})};
+  RunExperiment(PromptMaker(1, 100), server.calls(), /*interrupts=*/0, result);
+  ASSERT_EQ(result.levels.size(), 2u);
+  EXPECT_EQ(result.levels[0].report.max_in_flight, 2);
+  EXPECT_EQ(result.levels[1].report.max_in_flight, 4);
+}
+
+TEST(Experiment, AWarmUpKeepsAllUsersBusy) {
+  FakeServer server(milliseconds(50));
+  Result result{.options = *ParseOptions(std::vector<std::string>{"--concurrency=4", "--warmup=40",
+                                                                  "--requests=1", "--quiet"})};
+  RunExperiment(PromptMaker(1, 100), server.calls(), /*interrupts=*/0, result);
+  EXPECT_EQ(server.most_running, 4);
+}
+
 TEST(Experiment, PromptsThatTheServerRefusesAreUsageErrors) {
   const auto options = ParseOptions(std::vector<std::string>{"--input-length=uniform:5-60"});
   EXPECT_TRUE(CheckPromptLengths(*options, 60).ok());
