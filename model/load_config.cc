@@ -12,6 +12,7 @@
 #include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "kernels/mixers/common/attention.h"
 #include "model/families/family.h"
 #include "model/gguf/gguf_config.h"
 #include "model/tokenizers/tokenizer_folder.h"
@@ -148,6 +149,26 @@ absl::Status CheckMixers(ModelConfig& config) {
   return problems;
 }
 
+// Checks that a value residual mixes in the values of an attention layer that comes no later.
+absl::Status CheckValueResiduals(const ModelConfig& config) {
+  const auto attention_of = [&](int i) {
+    const LayerSpec& layer = config.layers[i];
+    return layer.is_wrong ? nullptr : layer.mixer->attention();
+  };
+  for (int i = 0; i < static_cast<int>(config.layers.size()); ++i) {
+    const kernels::AttentionConfig* const attention = attention_of(i);
+    if (attention == nullptr) continue;
+    const kernels::AttentionInput& input = attention->input;
+    if (input.value_residual == kernels::AttentionInput::ValueResidual::kNone) continue;
+    const int from = input.value_layer;
+    if (from <= i && (config.layers[from].is_wrong || attention_of(from) != nullptr)) continue;
+    return absl::InvalidArgumentError(
+        absl::StrCat("value_residual_layer: expected an attention layer in [0, ", i, "], as layer ",
+                     i, " mixes its values in, got ", from));
+  }
+  return absl::OkStatus();
+}
+
 // Checks that every field of config.json has been read. Sections of layer types that the model does
 // not use may be unread. Families that are not strict allow fields for other code.
 absl::Status CheckAllRead(const ConfigFile& file, const ModelConfig& config) {
@@ -192,6 +213,7 @@ absl::Status Read(const std::string& folder, const Json& in_file, const CachePol
   if (config.family && config.hidden_size > 0) {
     AddProblems(problems, ApplyCachePolicy(policy, file, config));
     AddProblems(problems, CheckMixers(config));
+    AddProblems(problems, CheckValueResiduals(config));
     AddProblems(problems, CheckAllRead(file, config));
   }
   const int64_t vocab_size = VocabSize(config);

@@ -80,6 +80,9 @@ StateLayout::StateLayout(std::vector<kernels::MixerState> layers, const StateLim
     if (!state.growth.exists()) continue;
     const auto law = std::ranges::find(growths_, state.growth);
     layer.growth = static_cast<int>(law - growths_.begin());
+    // The name does not tell a law from one before it of nearly equal shares.
+    const auto named = std::ranges::find(growths_, state.growth.name, &kernels::Growth::name);
+    if (named != law) hasher.Add(static_cast<uint64_t>(layer.growth));
     if (law == growths_.end()) {
       growths_.push_back(state.growth);
       groups_.emplace_back();

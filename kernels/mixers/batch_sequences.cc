@@ -62,7 +62,7 @@ int CountWaves(const BatchSequences& seqs, int64_t span) {
 TensorView BatchTensors::Put(std::string_view name, DType dtype, const Shape& shape) {
   const size_t bytes = static_cast<size_t>(shape.elements()) * DTypeBytes(dtype);
   const TensorView view = {scope_.Allocate<std::byte>(bytes), dtype, shape};
-  Check(tensors_.emplace(name, view).second, "StepTensors: a name is put once a step");
+  Check(tensors_.emplace(name, view).second, "BatchTensors: a name is put once a batch");
   return view;
 }
 

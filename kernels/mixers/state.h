@@ -71,7 +71,8 @@ class StateFields {
 // A session's slot cap is the mean over its layers. Each layer, or each head of one, has a share of
 // it (config.json, ovq.shares); its own cap is what the law sees.
 struct Growth {
-  // Layers whose laws have the same name grow alike and share blocks. Empty: no growing part.
+  // Layers whose laws have the same name and shares grow alike and share blocks. Empty: no growing
+  // part.
   std::string name;
   // Slots live after `position` tokens under the head's own cap. Never falls as either argument
   // rises; 0 at position 0.
@@ -102,7 +103,10 @@ struct Growth {
 
   bool exists() const { return !name.empty(); }
   bool capped() const { return period > 0; }
-  bool operator==(const Growth& other) const { return name == other.name; }
+  // A name has six digits of a share, too few to tell any two shares apart.
+  bool operator==(const Growth& other) const {
+    return name == other.name && shares == other.shares;
+  }
 };
 // The law of one slot per token, without a cap.
 Growth GrowsByToken();

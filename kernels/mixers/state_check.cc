@@ -99,12 +99,14 @@ absl::Status CheckLayer(const LayerBytes& layer) {
   const auto n_fixed = static_cast<int>(fixed.list().size()),
              n_block = static_cast<int>(block.list().size());
   for (int f = 0; f < n_fixed; ++f) {
-    // The first dimension counts heads where heads have parts of their own.
+    // The first dimension counts heads where heads have parts of their own; a field without heads
+    // (of a token shift) is divided all the same, and its elements need not be a multiple.
     const StateField& field = fixed.list()[f];
-    const size_t n = static_cast<size_t>(field.shape.elements()) / layer.parts.size();
-    for (size_t part = 0; part < layer.parts.size(); ++part) {
-      absl::Status status = CheckField({layer.Fixed<std::byte>(f), field, part * n, part * n + n},
-                                       layer.parts[part].live);
+    const size_t n = static_cast<size_t>(field.shape.elements()), n_parts = layer.parts.size();
+    for (size_t part = 0; part < n_parts; ++part) {
+      absl::Status status = CheckField(
+          {layer.Fixed<std::byte>(f), field, part * n / n_parts, (part + 1) * n / n_parts},
+          layer.parts[part].live);
       if (!status.ok()) return status;
     }
   }

@@ -112,6 +112,28 @@ TEST(LanguageModel, NamesFieldsOfMixersThatAreWrong) {
                 "hidden_size = 64, got 32");
 }
 
+// Values of a layer that is missing, comes later or has none would end the process at the first
+// token.
+TEST(LanguageModel, NamesAValueResidualWithoutValues) {
+  constexpr char kLinear[] = "linear";
+  ExpectRefused("sw-ovq", {{"value_residual", kLinear}},
+                "value_residual_layer: expected an integer in [0, 65536], but it is missing");
+  ExpectRefused("sw-ovq", {{"value_residual", kLinear}, {"value_residual_layer", 1}},
+                "value_residual_layer: expected an attention layer in [0, 0], as layer 0 mixes its "
+                "values in, got 1");
+  ExpectRefused("gdn-ovq", {{"value_residual", kLinear}, {"value_residual_layer", 0}},
+                "value_residual_layer: expected an attention layer in [0, 1], as layer 1 mixes its "
+                "values in, got 0");
+  EditedModel first("sw-ovq");
+  first.config["value_residual"] = kLinear;
+  first.config["value_residual_layer"] = 0;
+  for (int i = 0; i < 4; ++i) {
+    first.tensors[absl::StrCat("model.layers.", i, ".self_attn.value_residual")] = {
+        {1}, std::string(sizeof(float), '\0')};
+  }
+  EXPECT_EQ(ComputeLogits(first), ComputeLogits(EditedModel("sw-ovq")));
+}
+
 // A block window that no token has left yet is full attention.
 TEST(LanguageModel, ABlockWindowIsFullAttentionUntilItIsFull) {
   EditedModel full("sw-full"), window("sw-full");

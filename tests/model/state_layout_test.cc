@@ -196,6 +196,22 @@ TEST(StateLayout, ASessionsCapIsSharedOut) {
   }
 }
 
+// Shares that differ in their seventh digit give other caps where sessions have many slots.
+TEST(StateLayout, NearlyEqualSharesHaveLawsOfTheirOwn) {
+  constexpr int32_t kCap = 1 << 20;
+  const kernels::Growth chunks = kernels::GrowsByChunk(kChunkLen, 300);
+  const std::vector<kernels::MixerState> layers = {State(1, chunks.WithShares({0.8123456}), 1),
+                                                   State(1, chunks.WithShares({0.8123464}), 1)};
+  const StateLayout layout(layers, {.max_slot_cap = kCap}, StateLayout::kPartAlignment);
+  for (int i = 0; i < 2; ++i) {
+    const kernels::Growth& law = layout.growths()[layout.layer(i).growth];
+    EXPECT_EQ(law.HeadSlotCap(kCap, 0), layers[i].growth.HeadSlotCap(kCap, 0)) << i;
+  }
+  EXPECT_NE(layout.fingerprint(),
+            StateLayout({layers[0], layers[0]}, {.max_slot_cap = kCap}, StateLayout::kPartAlignment)
+                .fingerprint());
+}
+
 // A state whose blocks have `heads` heads.
 kernels::MixerState StateWithHeads(const kernels::Growth& growth, int heads) {
   kernels::MixerState state{.fixed = {}, .growth = growth, .block = {}, .block_heads = heads};

@@ -100,7 +100,7 @@ struct AttentionBlocks {
 
   // The dictionary slot nearest to the key at t: element t % wave_span of a kv head. With `probe`
   // attention finds it: the slot with the highest k . key (no bias) and that product, ties to the
-  // lowest slot; 0 and -infinity if there is no dictionary. Places are indexed by element.
+  // lowest slot. Nobody reads them where there is no dictionary. Places are indexed by element.
   bool probe = false;
   StatePlace best_score, best_slot;  // float, int32
 

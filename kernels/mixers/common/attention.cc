@@ -62,7 +62,8 @@ void ReadValueResidual(const FieldReaders& from, const AttentionShape& shape,
   constexpr std::string_view kResiduals[] = {"none", "gated", "linear", "gated_after_shift"};
   AttrReader& model = from.model;
   model.Choice("value_residual", input.value_residual, kResiduals);
-  if (input.value_layer >= 0 || model.Has("value_residual_layer")) {
+  const bool mixes = input.value_residual != AttentionInput::ValueResidual::kNone;
+  if (mixes || input.value_layer >= 0 || model.Has("value_residual_layer")) {
     model.Int("value_residual_layer", input.value_layer, 0, kMaxLayer);
   }
   if (input.value_residual == AttentionInput::ValueResidual::kGated || input.shifts_gate()) {

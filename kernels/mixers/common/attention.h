@@ -25,6 +25,7 @@ struct AttentionInput {
   // by shares of its own (own_gate_shift), which there are where v has not as many channels as x.
   enum class ValueResidual : uint8_t { kNone, kGated, kLinear, kGatedAfterShift };
   ValueResidual value_residual = ValueResidual::kNone;
+  // The layer must be an attention that comes before, or this one; the model checks that.
   int value_layer = -1;
   int64_t gate_rank = 0;
   bool own_gate_shift = false;

@@ -24,5 +24,15 @@ const MixerCases kKeyDiff(
       c.model["score_scale"] = 0.1;
     })));
 
+// The least share of a small cap, which leaves a head the least slots that it can have.
+const MixerCases kLeastShare({{.type = "key_diff_attention",
+                               .name = "least_share",
+                               .model = {{"num_attention_heads", 2}, {"head_dim", 20}},
+                               .section = {{"chunk_size", 4}},
+                               .weights = {{"self_attn.beta", {6.0f, 1.0f}}},
+                               .slot_cap = 5,
+                               .slot_shares = {1.0 / 1024},
+                               .output_terms = 40}});
+
 }  // namespace
 }  // namespace ovq::kernels::test

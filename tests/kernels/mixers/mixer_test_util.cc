@@ -160,10 +160,9 @@ MixerInstance::MixerInstance(const MixerCase& c, Device device, int n_threads, i
   if (state.growth.exists()) {
     growths_ = {state.growth};
     where_.growth = 0;
-    slots = max_tokens;
-    if (state.growth.capped()) {
-      const double most = std::ranges::max(state.growth.shares);
-      slots = std::llround(most * static_cast<double>(slot_cap_));
+    slots = state.growth.capped() ? 0 : max_tokens;
+    for (int part = 0; state.growth.capped() && part < state.growth.parts(); ++part) {
+      slots = std::max(slots, state.growth.HeadSlotCap(slot_cap_, part));
     }
   }
   where_.blocks_offset = state.fixed.bytes();

@@ -15,6 +15,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/mixers/ovq/ovq.h"
 #include "tests/kernels/mixers/mixer_test_util.h"
 
 namespace ovq::kernels::test {
@@ -145,6 +146,24 @@ TEST_P(StateCheck, AWrongNumberIsRefusedOrHarmless) {
         }
       }
     }
+  }
+}
+
+// Heads with slots of their own need not divide what a token shift keeps.
+TEST(CheckLayer, ReachesTheEndOfAFieldWithoutHeads) {
+  constexpr size_t kChannels = 4, kHeads = 3;
+  MixerState state;
+  state.fixed = StateFields({{"newest_x", DType::kF32, {kChannels}}});
+  state.growth = GrowsByChunk(8, 64).WithShares({0.5, 1, 1.5});
+  state.block = StateFields(std::vector<StateField>(kHeads, {"rows", DType::kF32, {kBlockSlots}}));
+  state.block_heads = kHeads;
+  for (size_t wrong = 0; wrong < kChannels; ++wrong) {
+    std::vector<float> newest(kChannels);
+    newest[wrong] = std::nanf("");
+    const auto at = [&](size_t) { return reinterpret_cast<const std::byte*>(newest.data()); };
+    const absl::Status status = CheckLayer({state, {}, /*position=*/0, /*slot_cap=*/64, at});
+    EXPECT_EQ(status, absl::DataLossError("newest_x[" + std::to_string(wrong) +
+                                          "] is nan, expected a finite number"));
   }
 }
 
