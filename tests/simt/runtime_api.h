@@ -1,5 +1,6 @@
 // The subset of CUDA's runtime API that the executor offers, under the real names and with the real
-// values. Work runs at the call; what real CUDA refuses is refused with the same error.
+// values. Work runs at the call, or later (DeferWork); what real CUDA refuses is refused with the
+// same error.
 #pragma once
 
 #include <cstddef>

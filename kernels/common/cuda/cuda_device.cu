@@ -143,7 +143,10 @@ void* AllocateBytes(size_t bytes) {
 
 void FreeBytes(void* data) { CheckCuda(cudaFree(data)); }
 
-void Synchronize(CudaDevice& device) { CheckCuda(cudaStreamSynchronize(device.stream)); }
+void Synchronize(CudaDevice& device) {
+  CheckCuda(cudaStreamSynchronize(device.stream));
+  for (CudaStaging& staging : device.staging) staging.is_sending = false;
+}
 
 // The two halves of page-locked memory alternate: one is filled while the other is copied.
 void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
@@ -188,8 +191,8 @@ void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes) 
 
 std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
   CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  if (staging.is_sending || staging.bytes < bytes) Synchronize(device);
   if (staging.bytes < bytes) {
-    Synchronize(device);
     FreeStaging(staging);
     if (kind == Staged::kBatch) DropGraphs(device);  // they read from the old memory
     const size_t grown = std::bit_ceil(std::max(bytes, size_t{64} << 10));
@@ -201,10 +204,11 @@ std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
 }
 
 std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
-  const CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  CudaStaging& staging = device.staging[static_cast<int>(kind)];
   if (bytes == 0) return staging.device;
   CheckCuda(
       cudaMemcpyAsync(staging.device, staging.host, bytes, cudaMemcpyHostToDevice, device.stream));
+  staging.is_sending = true;
   return staging.device;
 }
 

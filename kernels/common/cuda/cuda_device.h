@@ -22,6 +22,7 @@ struct CudaStaging {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
   size_t bytes = 0;
+  bool is_sending = false;  // the host has not waited since the last copy was queued
 };
 
 struct CudaDevice {
