@@ -43,6 +43,9 @@ void SetOrder(Order order);
 // the environment's OVQ_SIMT_DEVICE_BYTES says, or 8 GiB.
 void SetDeviceMemory(size_t bytes);
 
+// The architecture of the PTX that all kernels were compiled from: 90 by default.
+void SetPtxVersion(int version);
+
 // Kernels launched so far by this process, replays of graphs included.
 size_t LaunchCount();
 

@@ -18,12 +18,15 @@ namespace {
 
 constexpr size_t kUploadHalfBytes = size_t{4} << 20;
 constexpr size_t kMaxGraphs = 256;
-constexpr int kMinMajor = 8;  // cp.async and bfloat16 matrix products
-constexpr int kMajorWithEarlyStart = 9;
+constexpr int kMinMajor = 8;            // cp.async and bfloat16 matrix products
+constexpr int kPtxWithEarlyStart = 90;  // the architecture from which ptx.cuh has griddepcontrol
 
 absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
 }
+
+// Nothing launches it. Its attributes tell which of the compiled architectures this GPU runs.
+__global__ void ProbedKernel() {}
 
 bool IsOutOfMemory(cudaError_t error) {
   if (error != cudaErrorMemoryAllocation) return false;
@@ -84,11 +87,16 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   if (cudaError_t error = cudaSetDevice(0); error != cudaSuccess) {
     return NoDevice(cudaGetErrorString(error));
   }
+  cudaFuncAttributes code;
+  if (cudaError_t error = cudaFuncGetAttributes(&code, ProbedKernel); error != cudaSuccess) {
+    return NoDevice(absl::StrCat(properties.name, ": ", cudaGetErrorString(error)));
+  }
   auto device = std::make_unique<CudaDevice>();
   device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
   const char* early = std::getenv("OVQ_CUDA_EARLY");
-  device->starts_kernels_early = properties.major >= kMajorWithEarlyStart &&
+  // A GPU later than those with machine code of their own may run PTX of an earlier architecture.
+  device->starts_kernels_early = code.ptxVersion >= kPtxWithEarlyStart &&
                                  !(early != nullptr && std::string_view(early) == "off");
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
