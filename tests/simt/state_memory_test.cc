@@ -44,6 +44,22 @@ TEST_F(StateMemoryOnCuda, ExhaustionTakesNothing) {
   memory_.Release(base, 64 * kMiB);
 }
 
+// A call that committed one group of a session and then found no memory for another makes no use of
+// the first, and a shorter one that follows uses a part of it.
+TEST_F(StateMemoryOnCuda, APartOfWhatWasCommittedInVainIsCommittedOnce) {
+  std::byte* base = memory_.Reserve(64 * kMiB);
+  EXPECT_TRUE(memory_.Commit(base, 0, 12 * kMiB));
+  EXPECT_TRUE(memory_.Commit(base, 0, 4 * kMiB));
+  EXPECT_TRUE(memory_.Commit(base, 4 * kMiB, 2 * kMiB));
+  const size_t free_bytes = context_->Gpu()->free_bytes;
+  EXPECT_TRUE(memory_.Commit(base, 6 * kMiB, 10 * kMiB));
+  EXPECT_EQ(context_->Gpu()->free_bytes, free_bytes - 4 * kMiB);
+  std::vector<std::byte> bytes(16 * kMiB, std::byte{1});
+  memory_.CopyOut(bytes.data(), base, bytes.size());
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{0}), std::ssize(bytes));
+  memory_.Release(base, 64 * kMiB);
+}
+
 // Otherwise other sessions' batches would stall meanwhile.
 TEST_F(StateMemoryOnCuda, AReleaseWaitsForNothingAndUnmapsNothing) {
   std::byte* base = memory_.Reserve(64 * kMiB);
