@@ -1,9 +1,12 @@
 // StateMemory on a device whose memory size the test controls.
 #include "kernels/common/state_memory.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <string>
 #include <vector>
 
 #include "server/engine/common/state_pool.h"
@@ -107,7 +110,11 @@ TEST_F(StateMemoryOnCuda, AGpuWithoutPagesRefusesASession) {
   const GpuInfo gpu = *context_->Gpu();
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 2 * kMiB);
   engine::StateHandle second = *acquire();
-  EXPECT_EQ(pool.Commit(second, 20000).code(), absl::StatusCode::kResourceExhausted);
+  errno = ENOENT;  // an earlier call's
+  const absl::Status refused = pool.Commit(second, 20000);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              testing::MatchesRegex("state memory: the GPU does not give [0-9]+ bytes of it"));
   EXPECT_EQ(pool.Commit(first, 20000).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(first.position, 3000);
   const std::vector<std::byte> bytes(pool.SnapshotBytes(first));
