@@ -21,7 +21,7 @@ struct CUevent_st {
   unsigned flags;
   bool recorded = false;
   uint64_t after = 0;  // how much work was submitted before it was recorded last
-  std::chrono::steady_clock::time_point when;
+  std::shared_ptr<std::chrono::steady_clock::time_point> when;  // the work before it was done
   // The capture of the stream where the event was recorded last, if that was capturing.
   std::shared_ptr<ovq::simt::Capture> capture;
 };
@@ -221,7 +221,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   const std::lock_guard lock(All().mutex);
-  *event = new CUevent_st{.flags = flags, .when = {}, .capture = nullptr};
+  *event = new CUevent_st{.flags = flags, .when = nullptr, .capture = nullptr};
   All().events.insert(*event);
   return cudaSuccess;
 }
@@ -233,9 +233,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   }
   event->capture = stream == nullptr ? nullptr : stream->capture;
   event->recorded = event->capture == nullptr;
+  if (!event->recorded) return cudaSuccess;
+  const auto when = std::make_shared<std::chrono::steady_clock::time_point>();
+  event->when = when;
+  const cudaError_t error = Submit(stream, [when] {
+    *when = std::chrono::steady_clock::now();
+    return cudaSuccess;
+  });
   event->after = TheDeferred().submitted;
-  event->when = std::chrono::steady_clock::now();
-  return cudaSuccess;
+  return error;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -258,7 +264,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
       return Failed(cudaErrorInvalidResourceHandle);
     }
   }
-  *milliseconds = std::chrono::duration<float, std::milli>(end->when - start->when).count();
+  *milliseconds = std::chrono::duration<float, std::milli>(*end->when - *start->when).count();
   return cudaSuccess;
 }
 
