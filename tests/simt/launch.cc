@@ -120,7 +120,9 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
     return cudaSuccess;
   }
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value < 0 || value > static_cast<int>(kMaxSharedBytes)) return Failed(cudaErrorInvalidValue);
+  int most = 0;
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+  if (value < 0 || value > most) return Failed(cudaErrorInvalidValue);
   const std::lock_guard lock(limits_mutex);
   SharedLimits()[kernel] = value;
   return cudaSuccess;

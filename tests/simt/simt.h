@@ -43,6 +43,9 @@ void SetOrder(Order order);
 // the environment's OVQ_SIMT_DEVICE_BYTES says, or 8 GiB.
 void SetDeviceMemory(size_t bytes);
 
+// The shared memory that a thread block may ask for: 227 KiB by default.
+void SetMaxSharedBytes(size_t bytes);
+
 // The architecture of the PTX that all kernels were compiled from: 90 by default.
 void SetPtxVersion(int version);
 
