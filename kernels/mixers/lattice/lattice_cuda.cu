@@ -4,6 +4,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/sequence_parts.h"
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/ops/cuda/rows.cuh"
 
@@ -215,13 +216,15 @@ absl::Status CheckLatticeCuda(DeviceContext& context, const LatticeConfig& confi
 
 void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args) {
   const int64_t stride = args.config.stride();
-  const dim3 grid(static_cast<unsigned>(args.config.n_heads), static_cast<unsigned>(seqs.n_seqs()));
+  const auto heads = static_cast<unsigned>(args.config.n_heads);
   const auto kernel = stride <= 32    ? cuda::LatticeKernel<1>
                       : stride <= 64  ? cuda::LatticeKernel<2>
                       : stride <= 128 ? cuda::LatticeKernel<4>
                                       : cuda::LatticeKernel<8>;
-  cuda::Launch(context, kernel, grid, cuda::kLatticeThreads, cuda::SharedBytes(args.config), args,
-               seqs.device);
+  cuda::ForSequenceParts(seqs, [&](unsigned n, const DeviceSequences& some) {
+    cuda::Launch(context, kernel, dim3(heads, n), cuda::kLatticeThreads,
+                 cuda::SharedBytes(args.config), args, some);
+  });
 }
 
 }  // namespace ovq::kernels
