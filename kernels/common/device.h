@@ -90,8 +90,8 @@ class DeviceContext {
 
   // Two calls send what the host prepares for a batch in one copy: fill the memory that Staging
   // returns (page-locked on CUDA), then call SendStaging. The copy on the device keeps its address
-  // until more bytes than ever before are sent. A Synchronize or CopyToHost must come between two
-  // uses of the same kind.
+  // until more bytes than ever before are sent. Staging waits for the device where a copy of the
+  // kind may still be under way: no Synchronize or CopyToHost has come since.
   std::byte* Staging(size_t bytes, Staged kind = Staged::kBatch);
   std::byte* SendStaging(size_t bytes, Staged kind = Staged::kBatch);
 

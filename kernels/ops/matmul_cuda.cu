@@ -83,11 +83,16 @@ Buffer PackExperts(DeviceContext& context, std::span<const StackedWeights> exper
 // Few rows: one warp per segment, up to the most warps of a thread block.
 template <class Few>
 void LaunchFewRows(DeviceContext& context, const ProductTask& task) {
+  constexpr int64_t kMostParts = 65'535;  // of a grid in y
   const int n_warps = static_cast<int>(std::min<int64_t>(task.n_segments, kMaxFewWarps));
-  Launch(context, FewRows<Few>,
-         dim3(static_cast<unsigned>(CeilDiv(task.out, Few::kOuts)),
-              static_cast<unsigned>(task.Parts(Few::kRows))),
-         dim3(n_warps * kLanes), FewRowsSharedBytes<Few>(n_warps), task);
+  const int64_t n_parts = task.Parts(Few::kRows);
+  ProductTask some = task;
+  for (; some.first_part < n_parts; some.first_part += kMostParts) {
+    Launch(context, FewRows<Few>,
+           dim3(static_cast<unsigned>(CeilDiv(task.out, Few::kOuts)),
+                static_cast<unsigned>(std::min(kMostParts, n_parts - some.first_part))),
+           dim3(n_warps * kLanes), FewRowsSharedBytes<Few>(n_warps), some);
+  }
 }
 
 // W: see product_bf16.cuh.

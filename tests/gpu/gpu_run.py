@@ -28,7 +28,7 @@ from machine import (CLOCK_FIELDS, ClockSampler, ask_driver, cuda_library_folder
                      loopback, query_gpu)
 
 # A run takes only tests that use a GPU, in this many processes side by side.
-CUDA_TESTS = "*cuda*:*Cuda*:*Chain*:*Attend*:*OvqUpdate*:Captured.*:ProductChoicesTest.*"
+CUDA_TESTS = "*cuda*:*Cuda*:*Chain*:*Attend*:*OvqUpdate*:RunCaptured.*:ProductChoicesTest.*"
 # Tests that look at the GPU's free memory run after the others.
 ALONE = "*SteadyUseTakesNoMoreOfTheGpu*"
 TEST_PROGRAMS = {"kernels_tests": 6, "model_tests": 4, "engine_tests": 1}

@@ -4,6 +4,7 @@ the benchmark and compute-sanitizer.
 usage: gpu_run_test.py [unittest arguments]
 """
 
+import fnmatch
 import glob
 import json
 import os
@@ -385,6 +386,40 @@ class Run(unittest.TestCase):
         self.assertEqual(result["source_hash"], "abc")
         kept = glob.glob(os.path.join(self.root, "docs", "gpu-results", "*.json"))
         self.assertEqual(len(kept), 1)
+
+
+class Filters(unittest.TestCase):
+    """The tests that a run and its sanitizers choose by name."""
+
+    def setUp(self):
+        sys.path.insert(0, HERE)
+        import gpu_run
+
+        self.gpu_run = gpu_run
+
+    def written(self, pattern):
+        """The full names of the tests in the sources, with stand-ins for the names of instances."""
+        for path in glob.glob(os.path.join(HERE, "..", pattern), recursive=True):
+            with open(path) as file:
+                for kind, suite, name in re.findall(r"^(TEST\w*)\((\w+),\s*(\w+)\)", file.read(), re.MULTILINE):
+                    yield f"Some/{suite}.{name}/cuda" if kind == "TEST_P" else f"{suite}.{name}"
+
+    def test_all_tests_of_cuda_alone_run(self):
+        names = list(self.written("**/*_cuda_test.cc"))
+        self.assertGreater(len(names), 10)
+        patterns = self.gpu_run.CUDA_TESTS.split(":")
+        self.assertEqual([name for name in names
+                          if not any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)], [])
+
+    def test_every_pattern_has_tests(self):
+        names = list(self.written("**/*_test.cc"))
+        of_sanitizers = [pattern for _, some in self.gpu_run.SANITIZER_RUNS for pattern in some.split(":")]
+        for pattern in [*self.gpu_run.CUDA_TESTS.split(":"), self.gpu_run.ALONE, self.gpu_run.MUTANT_TESTS,
+                        *of_sanitizers]:
+            suite = pattern.split(".")[0].split("/")[-1]  # instances are named elsewhere
+            self.assertTrue(any(fnmatch.fnmatchcase(name, pattern) or
+                                fnmatch.fnmatchcase(name.split(".")[0].split("/")[-1], suite) for name in names),
+                            pattern)
 
 
 class Processes(unittest.TestCase):

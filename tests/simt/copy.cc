@@ -16,7 +16,9 @@ cudaError_t Allocate(void** p, size_t bytes, MemoryKind kind) {
   return *p == nullptr ? Failed(cudaErrorMemoryAllocation) : cudaSuccess;
 }
 
+// Waits for the device, as CUDA does where it frees memory.
 cudaError_t Free(void* p, MemoryKind kind) {
+  if (const cudaError_t error = DoAllSubmitted(); error != cudaSuccess) return error;
   if (p == nullptr || MemoryRegistry::Get().Free(p, kind)) return cudaSuccess;
   Report("cudaFree of what was not allocated, or with the other function");
   return Failed(cudaErrorInvalidValue);
@@ -83,8 +85,9 @@ cudaError_t cudaFreeHost(void* p) {
 }
 
 cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-  const cudaError_t error = RefuseWhileCapturing();
-  return error == cudaSuccess ? cudaMemcpyAsync(to, from, bytes, kind, nullptr) : error;
+  cudaError_t error = RefuseWhileCapturing();
+  if (error == cudaSuccess) error = cudaMemcpyAsync(to, from, bytes, kind, nullptr);
+  return error == cudaSuccess ? DoAllSubmitted() : error;
 }
 
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind,
@@ -93,15 +96,21 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
   if (const cudaError_t error = CheckCopy(to, from, bytes, kind); error != cudaSuccess) {
     return error;
   }
-  return Submit(stream, [=] {
+  const cudaError_t error = Submit(stream, [=] {
     std::memmove(to, from, bytes);
     return cudaSuccess;
   });
+  // CUDA copies memory that is not page-locked before it returns.
+  const MemoryRegistry& registry = MemoryRegistry::Get();
+  const bool waits =
+      registry.Classify(to) == MemoryKind::kHost || registry.Classify(from) == MemoryKind::kHost;
+  return error == cudaSuccess && waits ? DoAllSubmitted() : error;
 }
 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
-  const cudaError_t error = RefuseWhileCapturing();
-  return error == cudaSuccess ? cudaMemsetAsync(to, value, bytes, nullptr) : error;
+  cudaError_t error = RefuseWhileCapturing();
+  if (error == cudaSuccess) error = cudaMemsetAsync(to, value, bytes, nullptr);
+  return error == cudaSuccess ? DoAllSubmitted() : error;
 }
 
 cudaError_t cudaMemsetAsync(void* to, int value, size_t bytes, cudaStream_t stream) {

@@ -5,6 +5,7 @@
 #include "tests/simt/block.h"
 #include "tests/simt/memory.h"
 #include "tests/simt/runtime_api.h"
+#include "tests/simt/simt.h"
 #include "tests/simt/stream.h"
 
 namespace ovq::simt {
@@ -15,9 +16,13 @@ thread_local cudaError_t last_error = cudaSuccess;
 constexpr int kMultiprocessors = 4;
 constexpr int kL2Bytes = 4 << 20;
 
+size_t max_shared_bytes = kMaxSharedBytes;
+
 }  // namespace
 
 cudaError_t Failed(cudaError_t error) { return last_error = error; }
+
+void SetMaxSharedBytes(size_t bytes) { max_shared_bytes = bytes; }
 
 }  // namespace ovq::simt
 
@@ -88,8 +93,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int device) {
   properties->multiProcessorCount = kMultiprocessors;
   properties->l2CacheSize = kL2Bytes;
   properties->maxThreadsPerMultiProcessor = 2048;
-  properties->sharedMemPerMultiprocessor = kMaxSharedBytes + 1024;
-  properties->sharedMemPerBlockOptin = kMaxSharedBytes;
+  properties->sharedMemPerMultiprocessor = max_shared_bytes + 1024;
+  properties->sharedMemPerBlockOptin = max_shared_bytes;
   properties->reservedSharedMemPerBlock = 1024;
   return cudaSuccess;
 }

@@ -33,6 +33,7 @@ std::map<const void*, int>& CarveOuts() {
   return *carve_outs;
 }
 int most_blocks = 32;
+int ptx_version = 90;
 
 size_t SharedLimit(const void* kernel) {
   const std::lock_guard lock(limits_mutex);
@@ -86,6 +87,8 @@ void SetOrder(Order value) { order = value; }
 
 void SetMostBlocks(int blocks) { most_blocks = blocks; }
 
+void SetPtxVersion(int version) { ptx_version = version; }
+
 size_t LaunchCount() { return launches; }
 
 size_t FenceCount() { return fences; }
@@ -117,9 +120,16 @@ cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute
     return cudaSuccess;
   }
   if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-  if (value < 0 || value > static_cast<int>(kMaxSharedBytes)) return Failed(cudaErrorInvalidValue);
+  int most = 0;
+  cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
+  if (value < 0 || value > most) return Failed(cudaErrorInvalidValue);
   const std::lock_guard lock(limits_mutex);
   SharedLimits()[kernel] = value;
+  return cudaSuccess;
+}
+
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void*) {
+  *attributes = {.ptxVersion = ovq::simt::ptx_version, .binaryVersion = 90};
   return cudaSuccess;
 }
 

@@ -1,5 +1,6 @@
 // The subset of CUDA's runtime API that the executor offers, under the real names and with the real
-// values. Work runs at the call; what real CUDA refuses is refused with the same error.
+// values. Work runs at the call, or later (DeferWork); what real CUDA refuses is refused with the
+// same error.
 #pragma once
 
 #include <cstddef>
@@ -173,6 +174,16 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph,
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream);
 cudaError_t cudaGraphDestroy(cudaGraph_t graph);
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec);
+
+struct cudaFuncAttributes {
+  int ptxVersion;
+  int binaryVersion;
+};
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel);
+template <class T>
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, T* kernel) {
+  return cudaFuncGetAttributes(attributes, reinterpret_cast<const void*>(kernel));
+}
 
 inline constexpr int cudaSharedmemCarveoutMaxShared = 100;
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value);

@@ -20,6 +20,20 @@ class CollectErrors {
 // The errors kept since the last call.
 std::vector<std::string> DrainErrors();
 
+// During its lifetime kernels, copies and graphs run when the host waits for them, and not before,
+// so that results show where the host changes or reads memory too early. So they do in the whole
+// process where the environment has OVQ_SIMT_DEFER.
+class DeferWork {
+ public:
+  DeferWork();
+  ~DeferWork();  // runs what is left
+  DeferWork(const DeferWork&) = delete;
+  DeferWork& operator=(const DeferWork&) = delete;
+
+ private:
+  const bool before_;
+};
+
 // The order in which a launch runs its blocks, and a block its threads where it has the choice.
 // Alternate, the default: ascending and descending in turn.
 enum class Order { kAlternate, kAscending, kDescending };
@@ -28,6 +42,12 @@ void SetOrder(Order order);
 // The memory that the device claims to have; allocations beyond it fail. Before it is set: as
 // the environment's OVQ_SIMT_DEVICE_BYTES says, or 8 GiB.
 void SetDeviceMemory(size_t bytes);
+
+// The shared memory that a thread block may ask for: 227 KiB by default.
+void SetMaxSharedBytes(size_t bytes);
+
+// The architecture of the PTX that all kernels were compiled from: 90 by default.
+void SetPtxVersion(int version);
 
 // Kernels launched so far by this process, replays of graphs included.
 size_t LaunchCount();

@@ -68,6 +68,42 @@ TEST(RuntimeTest, Copies) {
   EXPECT_EQ(DrainErrors().size(), 6u);
 }
 
+TEST(RuntimeTest, DeferredWorkRunsWhenTheHostWaits) {
+  const DeviceArray<int> in(std::vector<int>(32, 1)), out(32);
+  cudaStream_t stream;
+  cudaEvent_t launched;
+  int *sent, *got;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  ASSERT_EQ(cudaEventCreateWithFlags(&launched, cudaEventDisableTiming), cudaSuccess);
+  ASSERT_EQ(cudaMallocHost(&sent, 4), cudaSuccess);
+  ASSERT_EQ(cudaMallocHost(&got, 4), cudaSuccess);
+  {
+    const DeferWork deferred;
+    sent[0] = 5;
+    EXPECT_EQ(cudaMemcpyAsync(in.get(), sent, 4, cudaMemcpyHostToDevice, stream), cudaSuccess);
+    sent[0] = 7;  // too early
+    cudaLaunchConfig_t config = {};
+    config.blockDim = 32;
+    config.stream = stream;
+    EXPECT_EQ(cudaLaunchKernelEx(&config, Add, in.get(), out.get(), 10), cudaSuccess);
+    EXPECT_EQ(cudaEventRecord(launched, stream), cudaSuccess);
+    EXPECT_EQ(cudaMemcpyAsync(got, out.get(), 4, cudaMemcpyDeviceToHost, stream), cudaSuccess);
+    EXPECT_EQ(out.get()[1], -1);
+    EXPECT_EQ(cudaEventSynchronize(launched), cudaSuccess);
+    EXPECT_EQ(out.get()[1], 11);
+    EXPECT_EQ(got[0], -1);
+    EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+    EXPECT_EQ(got[0], 17);
+    EXPECT_EQ(cudaMemsetAsync(out.get(), 0, 4, stream), cudaSuccess);
+    EXPECT_EQ(out.get()[0], 17);
+  }
+  EXPECT_EQ(out.get()[0], 0);
+  cudaFreeHost(sent);
+  cudaFreeHost(got);
+  cudaEventDestroy(launched);
+  cudaStreamDestroy(stream);
+}
+
 TEST(RuntimeTest, DeviceMemoryIsLimited) {
   SetDeviceMemory(size_t{16} << 20);
   void *first, *second;

@@ -1,9 +1,12 @@
 // StateMemory on a device whose memory size the test controls.
 #include "kernels/common/state_memory.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <string>
 #include <vector>
 
 #include "server/engine/common/state_pool.h"
@@ -41,6 +44,22 @@ TEST_F(StateMemoryOnCuda, ExhaustionTakesNothing) {
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 4 * kMiB);
   base = memory_.Reserve(64 * kMiB);
   EXPECT_TRUE(memory_.Commit(base, 60 * kMiB, 4 * kMiB));
+  memory_.Release(base, 64 * kMiB);
+}
+
+// A call that committed one group of a session and then found no memory for another makes no use of
+// the first, and a shorter one that follows uses a part of it.
+TEST_F(StateMemoryOnCuda, APartOfWhatWasCommittedInVainIsCommittedOnce) {
+  std::byte* base = memory_.Reserve(64 * kMiB);
+  EXPECT_TRUE(memory_.Commit(base, 0, 12 * kMiB));
+  EXPECT_TRUE(memory_.Commit(base, 0, 4 * kMiB));
+  EXPECT_TRUE(memory_.Commit(base, 4 * kMiB, 2 * kMiB));
+  const size_t free_bytes = context_->Gpu()->free_bytes;
+  EXPECT_TRUE(memory_.Commit(base, 6 * kMiB, 10 * kMiB));
+  EXPECT_EQ(context_->Gpu()->free_bytes, free_bytes - 4 * kMiB);
+  std::vector<std::byte> bytes(16 * kMiB, std::byte{1});
+  memory_.CopyOut(bytes.data(), base, bytes.size());
+  EXPECT_EQ(std::ranges::count(bytes, std::byte{0}), std::ssize(bytes));
   memory_.Release(base, 64 * kMiB);
 }
 
@@ -91,7 +110,11 @@ TEST_F(StateMemoryOnCuda, AGpuWithoutPagesRefusesASession) {
   const GpuInfo gpu = *context_->Gpu();
   simt::SetDeviceMemory(gpu.total_bytes - gpu.free_bytes + 2 * kMiB);
   engine::StateHandle second = *acquire();
-  EXPECT_EQ(pool.Commit(second, 20000).code(), absl::StatusCode::kResourceExhausted);
+  errno = ENOENT;  // an earlier call's
+  const absl::Status refused = pool.Commit(second, 20000);
+  EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_THAT(std::string(refused.message()),
+              testing::MatchesRegex("state memory: the GPU does not give [0-9]+ bytes of it"));
   EXPECT_EQ(pool.Commit(first, 20000).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(first.position, 3000);
   const std::vector<std::byte> bytes(pool.SnapshotBytes(first));

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cstdlib>
+#include <deque>
+#include <limits>
 #include <mutex>
 #include <set>
 
@@ -17,7 +20,8 @@ struct CUstream_st {
 struct CUevent_st {
   unsigned flags;
   bool recorded = false;
-  std::chrono::steady_clock::time_point when;
+  uint64_t after = 0;  // how much work was submitted before it was recorded last
+  std::shared_ptr<std::chrono::steady_clock::time_point> when;  // the work before it was done
   // The capture of the stream where the event was recorded last, if that was capturing.
   std::shared_ptr<ovq::simt::Capture> capture;
 };
@@ -76,9 +80,35 @@ cudaError_t RunAll(const std::vector<Work>& works) {
 std::atomic<size_t> waits = 0;
 std::atomic<int> instantiations_to_fail = 0, launches_to_fail = 0;
 
-cudaError_t Synchronize() {
+// Work that is done when the host waits for it, in the order of the calls, whatever their streams.
+struct Deferred {
+  std::recursive_mutex mutex;
+  bool on = std::getenv("OVQ_SIMT_DEFER") != nullptr;
+  std::deque<Work> work;
+  uint64_t submitted = 0, done = 0;
+};
+Deferred& TheDeferred() {
+  static auto* deferred = new Deferred;
+  return *deferred;
+}
+
+// Does the first `n` works of all that were submitted, as far as they are left.
+cudaError_t DoSubmitted(uint64_t n) {
+  Deferred& deferred = TheDeferred();
+  const std::lock_guard lock(deferred.mutex);
+  while (deferred.done < n && !deferred.work.empty()) {
+    const Work work = std::move(deferred.work.front());
+    deferred.work.pop_front();
+    ++deferred.done;
+    if (const cudaError_t error = work(); error != cudaSuccess) return Failed(error);
+  }
+  return cudaSuccess;
+}
+
+cudaError_t Synchronize(uint64_t submitted = std::numeric_limits<uint64_t>::max()) {
   ++waits;
   if (const cudaError_t error = RefuseWhileCapturing(); error != cudaSuccess) return error;
+  if (const cudaError_t error = DoSubmitted(submitted); error != cudaSuccess) return error;
   MemoryRegistry::Get().CheckGuards();
   return cudaSuccess;
 }
@@ -92,6 +122,13 @@ cudaError_t Destroy(std::set<T>& all, T handle) {
 }
 
 }  // namespace
+
+DeferWork::DeferWork() : before_(TheDeferred().on) { TheDeferred().on = true; }
+DeferWork::~DeferWork() {
+  DoAllSubmitted();
+  TheDeferred().on = before_;
+}
+cudaError_t DoAllSubmitted() { return DoSubmitted(std::numeric_limits<uint64_t>::max()); }
 
 size_t WaitCount() { return waits; }
 void FailGraphs(int n) { instantiations_to_fail = n; }
@@ -124,8 +161,11 @@ cudaError_t Submit(cudaStream_t stream, Work work) {
       return cudaSuccess;
     }
   }
-  const cudaError_t error = work();
-  return error == cudaSuccess ? error : Failed(error);
+  Deferred& deferred = TheDeferred();
+  const std::lock_guard lock(deferred.mutex);
+  ++deferred.submitted;
+  deferred.work.push_back(std::move(work));
+  return deferred.on ? cudaSuccess : DoSubmitted(deferred.submitted);
 }
 
 }  // namespace ovq::simt
@@ -181,7 +221,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
 
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   const std::lock_guard lock(All().mutex);
-  *event = new CUevent_st{flags, false, {}, nullptr};
+  *event = new CUevent_st{.flags = flags, .when = nullptr, .capture = nullptr};
   All().events.insert(*event);
   return cudaSuccess;
 }
@@ -193,8 +233,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   }
   event->capture = stream == nullptr ? nullptr : stream->capture;
   event->recorded = event->capture == nullptr;
-  event->when = std::chrono::steady_clock::now();
-  return cudaSuccess;
+  if (!event->recorded) return cudaSuccess;
+  const auto when = std::make_shared<std::chrono::steady_clock::time_point>();
+  event->when = when;
+  const cudaError_t error = Submit(stream, [when] {
+    *when = std::chrono::steady_clock::now();
+    return cudaSuccess;
+  });
+  event->after = TheDeferred().submitted;
+  return error;
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
@@ -204,7 +251,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     event->capture->invalid = true;
     return Failed(cudaErrorStreamCaptureUnsupported);
   }
-  return Synchronize();
+  return Synchronize(event->after);
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) { return cudaEventSynchronize(event); }
@@ -217,7 +264,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
       return Failed(cudaErrorInvalidResourceHandle);
     }
   }
-  *milliseconds = std::chrono::duration<float, std::milli>(end->when - start->when).count();
+  *milliseconds = std::chrono::duration<float, std::milli>(*end->when - *start->when).count();
   return cudaSuccess;
 }
 

@@ -22,8 +22,11 @@ struct Capture {
   std::vector<Work> work;
 };
 
-// Runs the work, or records it if the stream is recording.
+// Runs the work, records it if the stream is recording, or leaves it for later (DeferWork).
 cudaError_t Submit(cudaStream_t stream, Work work);
+
+// Runs what was left for later.
+cudaError_t DoAllSubmitted();
 
 // The error that a call gets which may not be made while somebody records; cudaSuccess otherwise.
 // Such a call spoils the recording.

@@ -18,12 +18,15 @@ namespace {
 
 constexpr size_t kUploadHalfBytes = size_t{4} << 20;
 constexpr size_t kMaxGraphs = 256;
-constexpr int kMinMajor = 8;  // cp.async and bfloat16 matrix products
-constexpr int kMajorWithEarlyStart = 9;
+constexpr int kMinMajor = 8;            // cp.async and bfloat16 matrix products
+constexpr int kPtxWithEarlyStart = 90;  // the architecture from which ptx.cuh has griddepcontrol
 
 absl::Status NoDevice(const std::string& why) {
   return absl::FailedPreconditionError(absl::StrCat("device 'cuda': ", why));
 }
+
+// Nothing launches it. Its attributes tell which of the compiled architectures this GPU runs.
+__global__ void ProbedKernel() {}
 
 bool IsOutOfMemory(cudaError_t error) {
   if (error != cudaErrorMemoryAllocation) return false;
@@ -84,11 +87,16 @@ absl::StatusOr<CudaDevice*> OpenDevice() {
   if (cudaError_t error = cudaSetDevice(0); error != cudaSuccess) {
     return NoDevice(cudaGetErrorString(error));
   }
+  cudaFuncAttributes code;
+  if (cudaError_t error = cudaFuncGetAttributes(&code, ProbedKernel); error != cudaSuccess) {
+    return NoDevice(absl::StrCat(properties.name, ": ", cudaGetErrorString(error)));
+  }
   auto device = std::make_unique<CudaDevice>();
   device->name = properties.name;
   device->n_multiprocessors = properties.multiProcessorCount;
   const char* early = std::getenv("OVQ_CUDA_EARLY");
-  device->starts_kernels_early = properties.major >= kMajorWithEarlyStart &&
+  // A GPU later than those with machine code of their own may run PTX of an earlier architecture.
+  device->starts_kernels_early = code.ptxVersion >= kPtxWithEarlyStart &&
                                  !(early != nullptr && std::string_view(early) == "off");
   device->max_shared_bytes = properties.sharedMemPerBlockOptin;
   constexpr size_t kCounterBytes = CudaDevice::kCounters * sizeof(uint32_t);
@@ -143,7 +151,10 @@ void* AllocateBytes(size_t bytes) {
 
 void FreeBytes(void* data) { CheckCuda(cudaFree(data)); }
 
-void Synchronize(CudaDevice& device) { CheckCuda(cudaStreamSynchronize(device.stream)); }
+void Synchronize(CudaDevice& device) {
+  CheckCuda(cudaStreamSynchronize(device.stream));
+  for (CudaStaging& staging : device.staging) staging.is_sending = false;
+}
 
 // The two halves of page-locked memory alternate: one is filled while the other is copied.
 void Upload(CudaDevice& device, void* to, const void* host, size_t bytes) {
@@ -188,8 +199,8 @@ void CopyOnDevice(CudaDevice& device, void* to, const void* from, size_t bytes) 
 
 std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
   CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  if (staging.is_sending || staging.bytes < bytes) Synchronize(device);
   if (staging.bytes < bytes) {
-    Synchronize(device);
     FreeStaging(staging);
     if (kind == Staged::kBatch) DropGraphs(device);  // they read from the old memory
     const size_t grown = std::bit_ceil(std::max(bytes, size_t{64} << 10));
@@ -201,10 +212,11 @@ std::byte* Staging(CudaDevice& device, size_t bytes, Staged kind) {
 }
 
 std::byte* SendStaging(CudaDevice& device, size_t bytes, Staged kind) {
-  const CudaStaging& staging = device.staging[static_cast<int>(kind)];
+  CudaStaging& staging = device.staging[static_cast<int>(kind)];
   if (bytes == 0) return staging.device;
   CheckCuda(
       cudaMemcpyAsync(staging.device, staging.host, bytes, cudaMemcpyHostToDevice, device.stream));
+  staging.is_sending = true;
   return staging.device;
 }
 

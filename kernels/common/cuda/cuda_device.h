@@ -22,6 +22,7 @@ struct CudaStaging {
   std::byte* host = nullptr;
   std::byte* device = nullptr;
   size_t bytes = 0;
+  bool is_sending = false;  // the host has not waited since the last copy was queued
 };
 
 struct CudaDevice {
@@ -32,7 +33,8 @@ struct CudaDevice {
   int ordinal = 0;
   std::string name;
   int n_multiprocessors = 0;
-  // LaunchEarly: compute capability 9.0 and later, unless OVQ_CUDA_EARLY=off in the environment.
+  // LaunchEarly: where the code that the GPU runs was compiled for compute capability 9.0 or later,
+  // so that kernels wait (ptx.cuh), unless OVQ_CUDA_EARLY=off in the environment.
   bool starts_kernels_early = false;
   size_t max_shared_bytes = 0;  // dynamic shared memory of one thread block
   cudaStream_t stream = nullptr;

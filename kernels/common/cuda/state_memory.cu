@@ -230,8 +230,9 @@ bool CommitPages(StatePages& pages, std::byte* base, size_t offset, size_t bytes
   std::vector<Run>& runs = pages.ranges.at(base);
   // Skips what an earlier call committed whose caller then had no memory for the rest.
   for (const Run& run : runs) {
-    if (run.offset != offset || bytes == 0) continue;
-    const size_t there = std::min(bytes, run.pages.size() * page_bytes);
+    const size_t end = run.offset + run.pages.size() * page_bytes;
+    if (offset < run.offset || offset >= end || bytes == 0) continue;
+    const size_t there = std::min(bytes, end - offset);
     return CommitPages(pages, base, offset + there, bytes - there);
   }
   if (bytes == 0) return true;

@@ -100,6 +100,11 @@ RecurrentLayer Lattice::Describe(const Config& config) {
 }
 
 void Lattice::LoadOwn(const MixerSpec& spec) {
+  if constexpr (kWithCuda) {
+    if (spec.context.device() == Device::kCuda) {
+      spec.weights.Update(CheckLatticeCuda(spec.context, config_));
+    }
+  }
   SetInitial(kSlots, LoadInitialSlots(spec, config_));
 }
 

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "kernels/mixers/recurrent/padded.h"
 #include "kernels/mixers/recurrent/recurrent_mixer.h"
 
@@ -14,7 +15,8 @@ namespace ovq::kernels {
 
 inline constexpr int64_t kMaxLatticeSlots = 4096;
 inline constexpr int64_t kMaxLatticeValueDim = 256;
-// Largest n_slots * stride on CUDA: a head's slots fill 192 KiB of shared memory.
+// Largest n_slots * stride on CUDA: a head's slots fill 192 KiB of shared memory, which not every
+// GPU has (CheckLatticeCuda).
 inline constexpr int64_t kMaxLatticeCudaElements = 48 * 1024;
 
 // Loss that a token's update descends: |phi(S) k - v|^2 (eq. 6), |phi(S)^T v - k|^2 (eq. 9),
@@ -85,5 +87,7 @@ class Lattice final : public RecurrentMixer {
 
 void LatticeCpu(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
 void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args);
+// FailedPrecondition: the GPU gives a thread block too little shared memory for a head's slots.
+absl::Status CheckLatticeCuda(DeviceContext& context, const LatticeConfig& config);
 
 }  // namespace ovq::kernels

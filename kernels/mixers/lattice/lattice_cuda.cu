@@ -1,7 +1,10 @@
 // Lattice on CUDA, by the equations of lattice_cpu.cc. A thread block handles a head of a sequence,
 // whose slots lie in shared memory over all tokens of the batch. Warp w has slots w, w + kWarps,
 // ...; each element of a slot belongs to one lane. Sums over slots meet at a barrier.
+#include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/sequence_parts.h"
 #include "kernels/mixers/lattice/lattice.h"
 #include "kernels/ops/cuda/rows.cuh"
 
@@ -194,19 +197,34 @@ __global__ void __launch_bounds__(kLatticeThreads)
   head.Store();
 }
 
+// A head's slots, then two buffers of the warps' partial sums.
+size_t SharedBytes(const LatticeConfig& config) {
+  return static_cast<size_t>((config.n_slots + 2 * kWarps) * config.stride()) * sizeof(float);
+}
+
 }  // namespace
 }  // namespace cuda
 
+absl::Status CheckLatticeCuda(DeviceContext& context, const LatticeConfig& config) {
+  const size_t wanted = cuda::SharedBytes(config), given = context.cuda().max_shared_bytes;
+  if (wanted <= given) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat(
+      "device 'cuda': expected ", wanted, " bytes of shared memory for a lattice head (num_slots ",
+      config.n_slots, ", value_head_dim ", config.value_head_dim, "), ", context.cuda().name,
+      " gives a thread block ", given));
+}
+
 void LatticeCuda(DeviceContext& context, const BatchSequences& seqs, const LatticeArgs& args) {
   const int64_t stride = args.config.stride();
-  const size_t shared =
-      static_cast<size_t>((args.config.n_slots + 2 * cuda::kWarps) * stride) * sizeof(float);
-  const dim3 grid(static_cast<unsigned>(args.config.n_heads), static_cast<unsigned>(seqs.n_seqs()));
+  const auto heads = static_cast<unsigned>(args.config.n_heads);
   const auto kernel = stride <= 32    ? cuda::LatticeKernel<1>
                       : stride <= 64  ? cuda::LatticeKernel<2>
                       : stride <= 128 ? cuda::LatticeKernel<4>
                                       : cuda::LatticeKernel<8>;
-  cuda::Launch(context, kernel, grid, cuda::kLatticeThreads, shared, args, seqs.device);
+  cuda::ForSequenceParts(seqs, [&](unsigned n, const DeviceSequences& some) {
+    cuda::Launch(context, kernel, dim3(heads, n), cuda::kLatticeThreads,
+                 cuda::SharedBytes(args.config), args, some);
+  });
 }
 
 }  // namespace ovq::kernels

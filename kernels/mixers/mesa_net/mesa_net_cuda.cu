@@ -3,6 +3,7 @@
 // column of A in registers over all tokens of the batch. Every warp repeats the work between two
 // products for itself, so that a product needs one barrier.
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/sequence_parts.h"
 #include "kernels/mixers/mesa_net/mesa_net.h"
 #include "kernels/ops/cuda/rows.cuh"
 
@@ -220,10 +221,13 @@ __global__ void __launch_bounds__(MesaHead<kRows>::kWidth* kGroups)
 
 template <int kRows>
 void LaunchMesa(DeviceContext& context, const BatchSequences& seqs, const MesaArgs& args) {
-  const dim3 grid(static_cast<unsigned>(args.config.n_heads), static_cast<unsigned>(seqs.n_seqs()));
+  const auto heads = static_cast<unsigned>(args.config.n_heads);
   const int64_t stride = args.config.stride();
-  Launch(context, MesaKernel<kRows>, grid, dim3(static_cast<unsigned>(stride * kGroups)),
-         MesaHead<kRows>::SharedBytes(stride), args, seqs.device);
+  ForSequenceParts(seqs, [&](unsigned n, const DeviceSequences& some) {
+    Launch(context, MesaKernel<kRows>, dim3(heads, n),
+           dim3(static_cast<unsigned>(stride * kGroups)), MesaHead<kRows>::SharedBytes(stride),
+           args, some);
+  });
 }
 
 }  // namespace

@@ -3,6 +3,7 @@
 // summed over the keys of a warp first, then over the warps.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
+#include "kernels/mixers/common/cuda/sequence_parts.h"
 #include "kernels/mixers/recurrent/matrix_state.h"
 
 namespace ovq::kernels::cuda {
@@ -189,10 +190,11 @@ __global__ void __launch_bounds__(kThreads)
 
 template <int kRows, StateRule kRule, bool kDecaysKeys>
 void LaunchRule(DeviceContext& context, const BatchSequences& seqs, const MatrixStates& states) {
-  const dim3 grid(static_cast<unsigned>(states.n_heads * StateColumnBlocks(states.value_dim)),
-                  static_cast<unsigned>(seqs.n_seqs()));
-  Launch(context, AdvanceKernel<kRows, kRule, kDecaysKeys>, grid, dim3(kThreads),
-         Shared<kRows, kDecaysKeys>::kBytes, states, seqs.device);
+  const auto columns = static_cast<unsigned>(states.n_heads * StateColumnBlocks(states.value_dim));
+  ForSequenceParts(seqs, [&](unsigned n, const DeviceSequences& some) {
+    Launch(context, AdvanceKernel<kRows, kRule, kDecaysKeys>, dim3(columns, n), dim3(kThreads),
+           Shared<kRows, kDecaysKeys>::kBytes, states, some);
+  });
 }
 
 template <int kRows>

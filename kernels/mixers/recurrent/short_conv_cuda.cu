@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/sequence_parts.h"
 #include "kernels/mixers/recurrent/short_conv.h"
 #include "kernels/ops/cuda/rows.cuh"
 
@@ -90,14 +91,14 @@ __global__ void __launch_bounds__(kThreads)
 
 void Convolve(DeviceContext& context, const BatchSequences& seqs, const ShortConv& conv) {
   const auto channels = static_cast<unsigned>((conv.width + kThreads - 1) / kThreads);
-  const auto sequences = static_cast<unsigned>(seqs.n_seqs());
   const int token_parts = std::clamp(
       (seqs.max_sequence_length() + kTokensPerBlock - 1) / kTokensPerBlock, 1, kMaxTokenParts);
-  Launch(context, ConvolveKernel, dim3(channels, sequences, static_cast<unsigned>(token_parts)),
-         dim3(kThreads), 0, conv, seqs.device);
-  if (token_parts == 1 || conv.conv_size == 1) return;
-  Launch(context, StoreNewestInputsKernel, dim3(channels, sequences), dim3(kThreads), 0, conv,
-         seqs.device);
+  ForSequenceParts(seqs, [&](unsigned n, const DeviceSequences& some) {
+    Launch(context, ConvolveKernel, dim3(channels, n, static_cast<unsigned>(token_parts)),
+           dim3(kThreads), 0, conv, some);
+    if (token_parts == 1 || conv.conv_size == 1) return;
+    Launch(context, StoreNewestInputsKernel, dim3(channels, n), dim3(kThreads), 0, conv, some);
+  });
 }
 
 }  // namespace ovq::kernels::cuda

@@ -7,6 +7,7 @@
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/cuda/attend_tile.cuh"
+#include "kernels/mixers/common/cuda/sequence_parts.h"
 #include "kernels/mixers/transformer_vq/transformer_vq.h"
 #include "kernels/ops/cuda/rows.cuh"
 
@@ -260,39 +261,45 @@ __global__ void __launch_bounds__(kSpan) CountMerged(const Args args) {
   if (leaving.code >= 0 && leaving.is_last) at.counts[leaving.code] = leaving.count;
 }
 
+// The launches of one wave for `n` sequences.
+void RunWave(DeviceContext& context, const Args& args, unsigned n, unsigned most_tokens) {
+  const auto slices = static_cast<unsigned>(args.shape.slices());
+  const int sum_tokens = most_tokens == 1 ? 1 : kMostTokens;
+  const auto sum_slots = sum_tokens == 1 ? SumSlots<1> : SumSlots<kMostTokens>;
+  const dim3 tokens_grid(most_tokens, n),
+      sums_grid(slices, (most_tokens + sum_tokens - 1) / sum_tokens, n);
+  Launch(context, FindCodes, tokens_grid, kTokenThreads, kTokenThreads / kWarp * sizeof(float2),
+         args);
+  Launch(context, Weigh, tokens_grid, kTokenThreads, 2 * kTokenThreads / kWarp * sizeof(float),
+         args);
+  Launch(context, sum_slots, sums_grid, kSumThreads, sum_tokens * kSumThreads * sizeof(float4),
+         args);
+  if (!args.shape.has_means) return;
+  Launch(context, MergeMeans, dim3(slices, n), kSpan,
+         kSpan * (sizeof(int2) + sizeof(float) + sizeof(int32_t)), args);
+  Launch(context, CountMerged, n, kSpan, kSpan * sizeof(int32_t), args);
+}
+
 }  // namespace
 }  // namespace cuda
 
 void TransformerVqCuda(DeviceContext& context, const TransformerVqArgs& layer_args) {
   using namespace cuda;
   ScratchScope scope(context);
-  const TransformerVqShape& shape = layer_args.shape;
-  const int64_t n_tokens = layer_args.seqs.n_tokens();
+  const BatchSequences& batch = layer_args.seqs;
+  const int64_t n_tokens = batch.n_tokens();
   Args args = {layer_args,
-               scope.Allocate<float>(static_cast<size_t>(n_tokens * shape.slots())),
+               scope.Allocate<float>(static_cast<size_t>(n_tokens * layer_args.shape.slots())),
                static_cast<int32_t>(n_tokens),
-               {layer_args.seqs.device, 0}};
-  const auto n_seqs = static_cast<unsigned>(layer_args.seqs.n_seqs()),
-             slices = static_cast<unsigned>(shape.slices()),
-             most_tokens =
-                 static_cast<unsigned>(std::min(kSpan, layer_args.seqs.max_sequence_length()));
-  const dim3 tokens_grid(most_tokens, n_seqs);
-  const int sum_tokens = most_tokens == 1 ? 1 : kMostTokens;
-  const auto sum_slots = sum_tokens == 1 ? SumSlots<1> : SumSlots<kMostTokens>;
-  const dim3 sums_grid(slices, (most_tokens + sum_tokens - 1) / sum_tokens, n_seqs);
-  const int n_waves = CountWaves(layer_args.seqs, kSpan);
+               {batch.device, 0}};
+  const auto most_tokens = static_cast<unsigned>(std::min(kSpan, batch.max_sequence_length()));
+  const int n_waves = CountWaves(batch, kSpan);
   for (int wave = 0; wave < n_waves; ++wave) {
     args.wave.index = wave;
-    Launch(context, FindCodes, tokens_grid, kTokenThreads, kTokenThreads / kWarp * sizeof(float2),
-           args);
-    Launch(context, Weigh, tokens_grid, kTokenThreads, 2 * kTokenThreads / kWarp * sizeof(float),
-           args);
-    Launch(context, sum_slots, sums_grid, kSumThreads, sum_tokens * kSumThreads * sizeof(float4),
-           args);
-    if (!shape.has_means) continue;
-    Launch(context, MergeMeans, dim3(slices, n_seqs), kSpan,
-           kSpan * (sizeof(int2) + sizeof(float) + sizeof(int32_t)), args);
-    Launch(context, CountMerged, n_seqs, kSpan, kSpan * sizeof(int32_t), args);
+    ForSequenceParts(batch, [&](unsigned n, const DeviceSequences& seqs) {
+      args.wave.seqs = seqs;
+      RunWave(context, args, n, most_tokens);
+    });
   }
 }
 

@@ -26,15 +26,17 @@ struct ProductTask {
   // scales [out], behind those of the expert before it.
   const ExpertTile* tiles = nullptr;
   int64_t n_tiles = 0, tile_rows = 0, expert_bytes = 0;
+  int64_t first_part = 0;  // of this launch
 
   // How many parts of up to `rows` rows, each of one expert, have all rows.
   int64_t Parts(int64_t rows) const {
     return tiles == nullptr ? (n + rows - 1) / rows : n_tiles * ((tile_rows + rows - 1) / rows);
   }
-  // The product of part `index` alone; it may have no rows.
+  // The product of the launch's part `index` alone; it may have no rows.
   template <class X>
   __device__ ProductTask Part(int64_t index, int64_t rows) const {
     ProductTask part = *this;
+    index += first_part;
     int64_t first = index * rows, end = n;
     if (tiles != nullptr) {
       const int64_t per_tile = (tile_rows + rows - 1) / rows;

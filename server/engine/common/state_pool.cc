@@ -2,6 +2,7 @@
 
 #include <cerrno>
 #include <cstring>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -11,6 +12,14 @@
 #include "server/engine/common/error_facts.h"
 
 namespace ovq::engine {
+namespace {
+
+// The end of a sentence about the host's memory. errno knows nothing of a GPU's.
+std::string SystemReason(const kernels::StateMemory& memory) {
+  return memory.on_host() ? absl::StrCat(": ", std::strerror(errno)) : "";
+}
+
+}  // namespace
 
 StateSnapshot::Bytes AllocateSnapshot(size_t size, StateSnapshot::Bytes spare) {
   std::byte* const before = spare.release();
@@ -56,7 +65,7 @@ absl::StatusOr<StateHandle> StatePool::Make(const model::StateLayout& layout, in
   if (state.base == nullptr) {
     return absl::ResourceExhaustedError(
         absl::StrCat("state memory: the system has no address range of ", layout.virtual_bytes(),
-                     " bytes: ", std::strerror(errno)));
+                     " bytes", SystemReason(memory_)));
   }
   if (absl::Status status = Commit(state, 0, {}); !status.ok()) {
     memory_.Release(state.base, layout.virtual_bytes());
@@ -90,9 +99,9 @@ absl::Status StatePool::Commit(StateHandle& state, int64_t position,
     }
     total += extent.bytes;
     if (memory_.Commit(state.base, extent.offset + have, extent.bytes - have)) continue;
-    return absl::ResourceExhaustedError(absl::StrCat("state memory: the system does not give ",
-                                                     extent.bytes - have,
-                                                     " bytes of it: ", std::strerror(errno)));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("state memory: the ", memory_.on_host() ? "system" : "GPU", " does not give ",
+                     extent.bytes - have, " bytes of it", SystemReason(memory_)));
   }
   Check(total <= state.reserved_bytes, "a state stays within its reservation");
   committed_ += total - state.committed_bytes;

@@ -1,5 +1,6 @@
 // Token shift on CUDA, the equation of token_shift.h.
 #include "kernels/common/cuda/cuda_device.h"
+#include "kernels/mixers/common/cuda/sequence_parts.h"
 #include "kernels/mixers/common/token_shift.h"
 #include "kernels/ops/cuda/rows.cuh"
 
@@ -45,8 +46,9 @@ __global__ void __launch_bounds__(kThreads)
 
 void ShiftTokens(DeviceContext& context, const BatchSequences& seqs, const TokenShift& shift) {
   const auto parts = static_cast<unsigned>((shift.width + kThreads - 1) / kThreads);
-  Launch(context, ShiftKernel, dim3(parts, static_cast<unsigned>(seqs.n_seqs())), dim3(kThreads), 0,
-         shift, seqs.device);
+  ForSequenceParts(seqs, [&](unsigned n, const DeviceSequences& some) {
+    Launch(context, ShiftKernel, dim3(parts, n), dim3(kThreads), 0, shift, some);
+  });
 }
 
 }  // namespace ovq::kernels::cuda
