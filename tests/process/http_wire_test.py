@@ -346,6 +346,19 @@ class Limits(unittest.TestCase):
             self.assertEqual(ask(identity="client"), "renewed")
             with self.assertRaises((ssl.SSLError, OSError)):
                 ask()
+            # A client may resume the session of an earlier connection.
+            for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+                context = ssl.create_default_context(cafile=file["ca.pem"])
+                context.load_cert_chain(file["client.pem"], file["client.key"])
+                context.minimum_version = context.maximum_version = version
+                session = None
+                for resumed in (False, True):
+                    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer, \
+                            context.wrap_socket(peer, server_hostname="localhost", session=session) as tls:
+                        tls.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                        self.assertTrue(tls.recv(1000).startswith(b"HTTP/1.1 200"))
+                        self.assertEqual(tls.session_reused, resumed)
+                        session = tls.session
 
     def test_slow_and_halved_clients(self):
         with serve("--handshake-timeout", "1s") as server:
