@@ -109,9 +109,8 @@ CallRecord::CallRecord(ServiceContext& services, const char* method, const CallC
 
 absl::Status CallRecord::Admit(Access access) {
   ASSIGN_OR_RETURN(caller_, services().auth.Authenticate(context_, access));
-  RETURN_IF_ERROR(services().engine.ChargeRequest(caller_.tenant));
   summary_.tenant = caller_.tenant;
-  return absl::OkStatus();
+  return services().engine.ChargeRequest(caller_.tenant);
 }
 
 void CallRecord::Begin(WorkQueue& queue, size_t message_bytes,

@@ -184,6 +184,7 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   EXPECT_THAT(metrics, HasSubstr("ovq_admission_rejections_total{model=\"fake\",reason=\"tenant_"
                                  "requests\"} 1"));
   EXPECT_THAT(metrics, testing::Not(HasSubstr("alice")));
+  EXPECT_THAT(server.LogText(), HasSubstr(R"("reason":"tenant_requests","tenant":"alice",)"));
 }
 
 class Admin : public testing::Test {
