@@ -90,9 +90,10 @@ void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) 
 }
 
 CallRecord::CallRecord(ServiceContext& services, const char* method, const CallContext& context,
-                       std::unique_ptr<ByteHold> memory)
+                       std::unique_ptr<ByteHold> memory, Shown shown)
     : open_(services),
       method_(method),
+      shown_(shown),
       context_(context),
       request_id_(ParseRequestId(context)),
       span_(StartCallSpan(context)),
@@ -101,7 +102,8 @@ CallRecord::CallRecord(ServiceContext& services, const char* method, const CallC
                                       services.engine.options().request_memory, context.client())) {
   caller_.client = context.client();
   Log& log = services.log.log;
-  if (!log.enabled(LogLevel::kDebug) || services.log.requests != LogRequests::kAll) return;
+  if (shown_ == Shown::kNo || services.log.requests != LogRequests::kAll) return;
+  if (!log.enabled(LogLevel::kDebug)) return;
   LogFields fields = {{"method", method_}};
   for (LogField& field : IdFields()) fields.push_back(std::move(field));
   log.Write(LogLevel::kDebug, LogKind::kCall, "call began", fields);
@@ -201,6 +203,7 @@ std::vector<std::pair<std::string, std::string>> CallRecord::AnswerHeaders() con
 }
 
 void CallRecord::End(const absl::Status& seen) {
+  if (shown_ == Shown::kNo) return;
   LogEnd(summary_, std::nullopt, seen, start_);
   TraceEnd(summary_, std::nullopt, seen, start_);
 }
