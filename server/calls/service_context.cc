@@ -83,6 +83,12 @@ absl::Status ServiceContext::CheckServing() const {
                            {.reason = engine::RejectReason::kDraining});
 }
 
+absl::Status ServiceContext::AdmitWork() const {
+  absl::Status status = CheckServing();
+  if (!status.ok()) engine.config().events.rejected(engine::RejectReason::kDraining);
+  return status;
+}
+
 void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) {
   absl::MutexLock lock(&mutex_);
   listeners_.erase(owner);

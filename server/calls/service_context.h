@@ -68,6 +68,7 @@ class ServiceContext {
   // From then on streams without a running turn end, and calls that bring work are refused.
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining
+  absl::Status AdmitWork() const;     // likewise, for a call that brings work: counts the refusal
   bool draining() const { return draining_; }
   // Waits until no call is open, or until this time.
   void AwaitCalls(absl::Time deadline);

@@ -148,7 +148,10 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Start() {
     self_ = shared_from_this();
-    if (absl::Status status = call_.record().Admit(); !status.ok()) return End(status);
+    absl::Status status = call_.record().Admit();
+    // Before any part: a client that sends none would keep a drain waiting.
+    if (status.ok()) status = services_.AdmitWork();
+    if (!status.ok()) return End(status);
     Work([this] {
       call_.record().SetCaller(options_);
       options_.cancel = call_.record().cancel();
