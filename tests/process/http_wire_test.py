@@ -395,6 +395,26 @@ class Limits(unittest.TestCase):
             wait_for(lambda: re.search(r"ovq_http_connections\{[^}]*\} 1\n", server.metrics()),
                      "the watcher's connection alone", 10)
 
+    def test_a_request_that_comes_in_during_a_drain_is_refused(self):
+        with serve("--drain-notice", "0s", "--drain-timeout", "5s") as server:
+            port = http_port(server)
+            head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n")
+            running = json.dumps({"prompt": "x", "max_tokens": 4000000000, "stream": True,
+                                  "ignore_eos": True}).encode()
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as stream, \
+                    socket.create_connection(("127.0.0.1", port), timeout=10) as upload:
+                upload.sendall(head % 15 + b'{"prompt"')
+                stream.sendall(head % len(running) + running)
+                self.assertTrue(stream.recv(1000).startswith(b"HTTP/1.1 200"))
+                server.terminate()
+                wait_for(lambda: re.search(r"ovq_draining\{[^}]*\} 1\n", server.metrics()),
+                         "the drain begins", 10)
+                time.sleep(0.2)  # connections without a request end
+                upload.sendall(b':"hi"}')
+                self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
+            self.assertEqual(server.wait(), 0)
+
     def test_a_drain_ends_in_its_time_whoever_is_connected(self):
         with serve("--drain-notice", "0s", "--drain-timeout", "1s") as server:
             port = http_port(server)
