@@ -44,10 +44,11 @@ class TransferReservation {
       return absl::OkStatus();
     }
     config.events.rejected(engine::RejectReason::kStateMemory);
-    return engine::WithFacts(absl::ResourceExhaustedError(absl::StrCat(
-                                 budget_->what, ": ", bytes, " bytes needed, ",
-                                 budget_->most - held, " of ", budget_->most, " bytes free")),
-                             {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes});
+    const size_t free = budget_->most - held;
+    return engine::WithFacts(
+        absl::ResourceExhaustedError(absl::StrCat(budget_->what, ": ", bytes, " bytes needed, ",
+                                                  free, " of ", budget_->most, " bytes free")),
+        {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes, .bytes_free = free});
   }
 
  private:
