@@ -1,6 +1,5 @@
 #include "base/json.h"
 
-#include <algorithm>
 #include <set>
 #include <type_traits>
 #include <vector>
@@ -32,12 +31,18 @@ struct FaultFinder : nlohmann::json_sax<Json> {
   bool start_array(size_t) override { return true; }
   bool end_array() override { return true; }
   // The library's text is "[...] parse error at line 1, column 2: syntax error while parsing value
-  // - unexpected end of input; last read: '...'; expected ...", and quotes the whole token.
+  // - unexpected end of input; last read: '...'; expected ...", and quotes the whole token. The
+  // only other error is that of a number; it has no place and quotes it likewise.
   bool parse_error(size_t, const std::string& token,
                    const nlohmann::json::exception& error) override {
     absl::string_view text = error.what();
-    text.remove_prefix(std::min(text.size(), text.find("line ")));
-    fault = absl::StrReplaceAll(text, {{absl::StrCat("; last read: '", token, "'"), ""}});
+    const size_t place = text.find("line ");
+    if (place == absl::string_view::npos) {
+      fault = "a number is beyond the range of doubles";
+    } else {
+      text.remove_prefix(place);
+      fault = absl::StrReplaceAll(text, {{absl::StrCat("; last read: '", token, "'"), ""}});
+    }
     return false;
   }
 

@@ -183,7 +183,8 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
                                           : kOtherLabel;
   HttpHeaders headers = PageHeaders(rules_, exchange->request());
   const auto call =
-      std::make_shared<HttpCall>(services_, label, std::move(exchange), std::move(headers));
+      std::make_shared<HttpCall>(services_, label, std::move(exchange), std::move(headers),
+                                 health ? CallRecord::Shown::kNo : CallRecord::Shown::kYes);
   if (absl::Status fault = call->exchange().fault(); !fault.ok()) return call->Fail(fault);
   if (found.allow.empty()) return call->Fail(NoSuchPath(path));
   const bool get = method == "GET" || method == "HEAD";

@@ -83,6 +83,12 @@ absl::Status ServiceContext::CheckServing() const {
                            {.reason = engine::RejectReason::kDraining});
 }
 
+absl::Status ServiceContext::AdmitWork() const {
+  absl::Status status = CheckServing();
+  if (!status.ok()) engine.config().events.rejected(engine::RejectReason::kDraining);
+  return status;
+}
+
 void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) {
   absl::MutexLock lock(&mutex_);
   listeners_.erase(owner);
@@ -90,9 +96,10 @@ void ServiceContext::OnDrain(const void* owner, std::function<void()> on_drain) 
 }
 
 CallRecord::CallRecord(ServiceContext& services, const char* method, const CallContext& context,
-                       std::unique_ptr<ByteHold> memory)
+                       std::unique_ptr<ByteHold> memory, Shown shown)
     : open_(services),
       method_(method),
+      shown_(shown),
       context_(context),
       request_id_(ParseRequestId(context)),
       span_(StartCallSpan(context)),
@@ -101,7 +108,8 @@ CallRecord::CallRecord(ServiceContext& services, const char* method, const CallC
                                       services.engine.options().request_memory, context.client())) {
   caller_.client = context.client();
   Log& log = services.log.log;
-  if (!log.enabled(LogLevel::kDebug) || services.log.requests != LogRequests::kAll) return;
+  if (shown_ == Shown::kNo || services.log.requests != LogRequests::kAll) return;
+  if (!log.enabled(LogLevel::kDebug)) return;
   LogFields fields = {{"method", method_}};
   for (LogField& field : IdFields()) fields.push_back(std::move(field));
   log.Write(LogLevel::kDebug, LogKind::kCall, "call began", fields);
@@ -109,9 +117,8 @@ CallRecord::CallRecord(ServiceContext& services, const char* method, const CallC
 
 absl::Status CallRecord::Admit(Access access) {
   ASSIGN_OR_RETURN(caller_, services().auth.Authenticate(context_, access));
-  RETURN_IF_ERROR(services().engine.ChargeRequest(caller_.tenant));
   summary_.tenant = caller_.tenant;
-  return absl::OkStatus();
+  return services().engine.ChargeRequest(caller_.tenant);
 }
 
 void CallRecord::Begin(WorkQueue& queue, size_t message_bytes,
@@ -202,6 +209,7 @@ std::vector<std::pair<std::string, std::string>> CallRecord::AnswerHeaders() con
 }
 
 void CallRecord::End(const absl::Status& seen) {
+  if (shown_ == Shown::kNo) return;
   LogEnd(summary_, std::nullopt, seen, start_);
   TraceEnd(summary_, std::nullopt, seen, start_);
 }

@@ -68,6 +68,7 @@ class ServiceContext {
   // From then on streams without a running turn end, and calls that bring work are refused.
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining
+  absl::Status AdmitWork() const;     // likewise, for a call that brings work: counts the refusal
   bool draining() const { return draining_; }
   // Waits until no call is open, or until this time.
   void AwaitCalls(absl::Time deadline);
@@ -99,11 +100,14 @@ struct TurnRecord {
 // The record of one call: its caller, memory, ids, times, and lines in the log.
 class CallRecord {
  public:
+  // Whether a call has lines in the log and spans. Health checks have none.
+  enum class Shown : uint8_t { kNo, kYes };
+
   // method: the label of the RPC or route. Reads `x-request-id`, `traceparent` and `tracestate`;
   // invalid values are ignored. memory: what the call holds already, or null. The context outlives
   // it.
   CallRecord(ServiceContext& services, const char* method, const CallContext& context,
-             std::unique_ptr<ByteHold> memory = nullptr);
+             std::unique_ptr<ByteHold> memory = nullptr, Shown shown = Shown::kYes);
   CallRecord(const CallRecord&) = delete;
   CallRecord& operator=(const CallRecord&) = delete;
 
@@ -138,7 +142,7 @@ class CallRecord {
   std::vector<std::pair<std::string, std::string>> AnswerHeaders() const;
   // The status as the caller sees it: Cancelled or DeadlineExceeded if it gave up.
   absl::Status Seen(const absl::Status& status) const;
-  // Logs and traces the call. Call once, at the end, not on the engine's thread.
+  // Logs and traces the call, if it is shown. Call once, at the end, not on the engine's thread.
   void End(const absl::Status& seen);
 
  private:
@@ -160,6 +164,7 @@ class CallRecord {
 
   const OpenCall open_;  // destroyed last: the context may be gone then
   const char* const method_;
+  const Shown shown_;
   const CallContext& context_;
   const SteadyTime start_ = std::chrono::steady_clock::now();
   const std::string request_id_;

@@ -268,7 +268,9 @@ class HttpConnection final : public Exchange, public Connection {
 
   void Close(bool if_idle) override {
     PostToStrand([this, if_idle] {
-      if (!if_idle || !handling_) End();
+      // A request has memory from the end of its header on, until it is handled.
+      const bool idle = !handling_ && request_.memory == nullptr;
+      if (!if_idle || idle) End();
     });
   }
 

@@ -21,7 +21,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
  public:
   virtual ~Connection() = default;
   virtual void Start() = 0;              // once
-  virtual void Close(bool if_idle) = 0;  // any thread
+  virtual void Close(bool if_idle) = 0;  // any thread; if_idle: only without a request
 };
 
 // A server as its connections see it.

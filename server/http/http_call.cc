@@ -15,11 +15,11 @@
 namespace ovq::server {
 
 HttpCall::HttpCall(ServiceContext& services, const char* route, std::shared_ptr<Exchange> exchange,
-                   HttpHeaders headers)
+                   HttpHeaders headers, CallRecord::Shown shown)
     : exchange_(std::move(exchange)),
       route_(route),
       headers_(std::move(headers)),
-      record_(services, route, *this, std::move(exchange_->request().memory)) {
+      record_(services, route, *this, std::move(exchange_->request().memory), shown) {
   const std::string_view target = request().target;
   const size_t mark = target.find('?');
   path_ = target.substr(0, mark);

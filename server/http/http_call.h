@@ -19,7 +19,7 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
  public:
   // route: one of HttpRouteLabels. headers: of its answer, whatever that is.
   HttpCall(ServiceContext& services, const char* route, std::shared_ptr<Exchange> exchange,
-           HttpHeaders headers);
+           HttpHeaders headers, CallRecord::Shown shown = CallRecord::Shown::kYes);
 
   // --- CallContext ---
   std::string peer() const override { return exchange_->peer(); }

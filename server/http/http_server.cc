@@ -15,6 +15,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <utility>
@@ -51,6 +52,11 @@ std::shared_ptr<asio::ssl::context> MakeContext(const TlsMaterial& material) {
       context->set_verify_mode(asio::ssl::verify_peer | asio::ssl::verify_fail_if_no_peer_cert,
                                error);
     }
+    // Without it OpenSSL ends the handshake of a client that resumes its session.
+    constexpr std::string_view kSessions = "ovq http";
+    SSL_CTX_set_session_id_context(context->native_handle(),
+                                   reinterpret_cast<const unsigned char*>(kSessions.data()),
+                                   kSessions.size());
   }
   return worked() ? context : nullptr;
 }

@@ -20,7 +20,8 @@ class HttpServer {
   virtual ~HttpServer() = default;  // shuts down
 
   virtual int port() const = 0;
-  // Ends each connection with its next answer, and those that wait for a request at once.
+  // Ends each connection with its next answer, and at once those on which no header of a request
+  // has come yet.
   virtual void EndConnections() = 0;
   // Takes no more connections and closes the open ones, whose requests see that the client is gone.
   // Returns when no connection is held any more.

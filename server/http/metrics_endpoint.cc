@@ -5,7 +5,15 @@
 #include <boost/crc.hpp>
 #include <chrono>
 #include <cstdint>
+#include <string>
 #include <utility>
+#include <vector>
+
+#include "absl/strings/ascii.h"
+#include "absl/strings/match.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace ovq::server {
 namespace {
@@ -23,9 +31,20 @@ HttpReply TextReply(int status, std::string text) {
   return {.status = status, .content_type = "text/plain; charset=utf-8", .body = std::move(text)};
 }
 
+// Whether an entry of accept-encoding, "gzip" or "gzip;q=0.5", names gzip. With q=0 it is refused.
+bool NamesGzip(absl::string_view entry) {
+  const std::vector<absl::string_view> parts = absl::StrSplit(entry, absl::MaxSplits(';', 1));
+  if (!absl::EqualsIgnoreCase(absl::StripAsciiWhitespace(parts[0]), "gzip")) return false;
+  if (parts.size() == 1) return true;
+  absl::string_view weight = absl::StripAsciiWhitespace(parts[1]);
+  double quality = 0;
+  return absl::ConsumePrefix(&weight, "q=") && absl::SimpleAtod(weight, &quality) && quality > 0;
+}
+
 bool AcceptsGzip(const HttpRequest& request) {
   return std::ranges::any_of(request.headers, [](const auto& header) {
-    return header.first == "accept-encoding" && header.second.find("gzip") != std::string::npos;
+    const std::vector<absl::string_view> entries = absl::StrSplit(header.second, ',');
+    return header.first == "accept-encoding" && std::ranges::any_of(entries, NamesGzip);
   });
 }
 

@@ -37,6 +37,8 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
         if (phase_ == Phase::kIdle || phase_ == Phase::kUnopened) End(services_.CheckServing());
       });
     });
+    // A drain that had begun does not tell this stream, which may never send a message.
+    if (admitted.ok()) admitted = services_.AdmitWork();
     strand_.Dispatch(
         [this, admitted = std::move(admitted)] { admitted.ok() ? Read() : End(admitted); });
   }
@@ -161,10 +163,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
 
   void Open(const v1::ChatOpen& open) {
     phase_ = Phase::kOpening;
-    if (absl::Status status = services_.CheckServing(); !status.ok()) {
-      services_.engine.config().events.rejected(engine::RejectReason::kDraining);
-      return Opened(status);
-    }
+    if (absl::Status status = services_.AdmitWork(); !status.ok()) return Opened(status);
     if (!open.has_session_id()) {
       created_ = true;
       ephemeral_ = !open.keep_session();

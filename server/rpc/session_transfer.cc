@@ -44,10 +44,11 @@ class TransferReservation {
       return absl::OkStatus();
     }
     config.events.rejected(engine::RejectReason::kStateMemory);
-    return engine::WithFacts(absl::ResourceExhaustedError(absl::StrCat(
-                                 budget_->what, ": ", bytes, " bytes needed, ",
-                                 budget_->most - held, " of ", budget_->most, " bytes free")),
-                             {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes});
+    const size_t free = budget_->most - held;
+    return engine::WithFacts(
+        absl::ResourceExhaustedError(absl::StrCat(budget_->what, ": ", bytes, " bytes needed, ",
+                                                  free, " of ", budget_->most, " bytes free")),
+        {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes, .bytes_free = free});
   }
 
  private:
@@ -63,6 +64,10 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
 
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
+    // A message that waits to be parsed takes its bytes, too.
+    if (absl::Status status = ReserveBytes(record_.memory(), request->Length()); !status.ok()) {
+      return EndCall(status);
+    }
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
     BeginOnBlockingThread(request->Length(), [this, request](absl::Status status) {
       if (status.ok()) status = Read(*request);
@@ -144,7 +149,10 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void Start() {
     self_ = shared_from_this();
-    if (absl::Status status = call_.record().Admit(); !status.ok()) return End(status);
+    absl::Status status = call_.record().Admit();
+    // Before any part: a client that sends none would keep a drain waiting.
+    if (status.ok()) status = services_.AdmitWork();
+    if (!status.ok()) return End(status);
     Work([this] {
       call_.record().SetCaller(options_);
       options_.cancel = call_.record().cancel();

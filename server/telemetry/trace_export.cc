@@ -10,6 +10,7 @@
 #include "absl/strings/str_format.h"
 #include "base/text.h"
 #include "base/thread_name.h"
+#include "server/engine/common/error_facts.h"
 #include "server/telemetry/trace_context.h"
 
 namespace ovq::server {
@@ -44,10 +45,9 @@ Json ToJson(const FinishedSpan& span) {
   for (const auto& [key, value] : span.attributes) {
     out["attributes"].push_back(Attribute(key, value));
   }
-  // 2 is STATUS_CODE_ERROR; the schema wants the status unset without an error.
-  if (!span.status.ok()) {
-    out["status"] = {{"code", 2}, {"message", std::string(span.status.message())}};
-  }
+  // 2 is STATUS_CODE_ERROR; the schema wants the status unset without an error. A collector, like
+  // the log, must not get the part of a message that quotes the caller's input.
+  if (!span.status.ok()) out["status"] = {{"code", 2}, {"message", engine::LogText(span.status)}};
   return out;
 }
 

@@ -346,6 +346,19 @@ class Limits(unittest.TestCase):
             self.assertEqual(ask(identity="client"), "renewed")
             with self.assertRaises((ssl.SSLError, OSError)):
                 ask()
+            # A client may resume the session of an earlier connection.
+            for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
+                context = ssl.create_default_context(cafile=file["ca.pem"])
+                context.load_cert_chain(file["client.pem"], file["client.key"])
+                context.minimum_version = context.maximum_version = version
+                session = None
+                for resumed in (False, True):
+                    with socket.create_connection(("127.0.0.1", port), timeout=10) as peer, \
+                            context.wrap_socket(peer, server_hostname="localhost", session=session) as tls:
+                        tls.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                        self.assertTrue(tls.recv(1000).startswith(b"HTTP/1.1 200"))
+                        self.assertEqual(tls.session_reused, resumed)
+                        session = tls.session
 
     def test_slow_and_halved_clients(self):
         with serve("--handshake-timeout", "1s") as server:
@@ -381,6 +394,26 @@ class Limits(unittest.TestCase):
             # The server notices at its own time that the others are gone.
             wait_for(lambda: re.search(r"ovq_http_connections\{[^}]*\} 1\n", server.metrics()),
                      "the watcher's connection alone", 10)
+
+    def test_a_request_that_comes_in_during_a_drain_is_refused(self):
+        with serve("--drain-notice", "0s", "--drain-timeout", "5s") as server:
+            port = http_port(server)
+            head = (b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n")
+            running = json.dumps({"prompt": "x", "max_tokens": 4000000000, "stream": True,
+                                  "ignore_eos": True}).encode()
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as stream, \
+                    socket.create_connection(("127.0.0.1", port), timeout=10) as upload:
+                upload.sendall(head % 15 + b'{"prompt"')
+                stream.sendall(head % len(running) + running)
+                self.assertTrue(stream.recv(1000).startswith(b"HTTP/1.1 200"))
+                server.terminate()
+                wait_for(lambda: re.search(r"ovq_draining\{[^}]*\} 1\n", server.metrics()),
+                         "the drain begins", 10)
+                time.sleep(0.2)  # connections without a request end
+                upload.sendall(b':"hi"}')
+                self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
+            self.assertEqual(server.wait(), 0)
 
     def test_a_drain_ends_in_its_time_whoever_is_connected(self):
         with serve("--drain-notice", "0s", "--drain-timeout", "1s") as server:

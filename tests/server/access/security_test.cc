@@ -184,6 +184,7 @@ TEST(Quotas, RefusalsNameTheLimitAndTheTime) {
   EXPECT_THAT(metrics, HasSubstr("ovq_admission_rejections_total{model=\"fake\",reason=\"tenant_"
                                  "requests\"} 1"));
   EXPECT_THAT(metrics, testing::Not(HasSubstr("alice")));
+  EXPECT_THAT(server.LogText(), HasSubstr(R"("reason":"tenant_requests","tenant":"alice",)"));
 }
 
 class Admin : public testing::Test {
@@ -302,6 +303,8 @@ TEST(TenantFile, FaultsNameTheirPlace) {
   const auto with = [](const std::string& more) { return Tenants({Entry("alice", kAlice, more)}); };
   const std::vector<std::pair<std::string, std::string>> cases = {
       {"{", "t.json: not valid JSON"},
+      {with(R"(,"weight":1e999)"),
+       "t.json: not valid JSON: a number is beyond the range of doubles"},
       {"{}", "t.json: tenants: expected an array"},
       {R"({"tenants":[]})", "t.json: tenants: expected an array of at least one"},
       {R"({"tenants":[],"x":1})", "'x': unknown field"},

@@ -451,6 +451,15 @@ TEST_F(HttpApiTest, HealthSaysWhetherWorkIsWelcome) {
   EXPECT_EQ(Call("GET", "/health").status, 503);
 }
 
+TEST_F(HttpApiTest, TheLogLeavesOutHealthChecks) {
+  Call("GET", "/health");
+  Call("GET", "/version");
+  const std::string log = server_.LogText();
+  EXPECT_THAT(log, testing::HasSubstr(R"("method":"/version")"));
+  EXPECT_THAT(log, testing::Not(testing::HasSubstr("/health")));
+  EXPECT_EQ(Requests("/health", 200), 1);  // metrics count them
+}
+
 class SmallMemory : public HttpApiTest {
  protected:
   static TestServerOptions Options() {

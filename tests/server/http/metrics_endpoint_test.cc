@@ -77,6 +77,13 @@ TEST_F(MetricsEndpointTest, CompressesForThoseWhoAccept) {
   EXPECT_THAT(packed, HasSubstr("Content-Encoding: gzip\r\n"));
   EXPECT_THAT(packed, HasSubstr("\r\n\r\n\x1f\x8b\x08"));
   EXPECT_LT(packed.size(), plain.size() / 4);
+  for (const auto& [codings, accepts] :
+       {std::pair("br, GZIP ; q=0.5", true), std::pair("identity, gzip;q=0", false),
+        std::pair("gzip;q=0.000, *", false)}) {
+    const std::string page =
+        Get("/metrics", "GET", absl::StrCat("Accept-Encoding: ", codings, "\r\n"));
+    EXPECT_EQ(page.find("Content-Encoding: gzip\r\n") != std::string::npos, accepts) << codings;
+  }
 }
 
 TEST_F(MetricsEndpointTest, ATakenPortNamesTheFlag) {

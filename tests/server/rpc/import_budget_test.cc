@@ -110,6 +110,7 @@ TEST_F(ImportBudgetTest, IsHeldFromTheHeadToTheEndOfTheCall) {
   EXPECT_EQ(refused.error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);
   EXPECT_EQ(refused.error_message(), Refusal(bytes_, left));
   EXPECT_EQ(GetErrorInfo(refused).reason(), "state_memory");
+  EXPECT_EQ(GetErrorInfo(refused).bytes_free(), left);
 
   EXPECT_TRUE(held.front().Send(file_.substr(head_bytes_)));
   const grpc::Status done = held.front().Finish();

@@ -72,6 +72,19 @@ TEST_F(RequestMemoryTest, SmallFieldsCountAsWhatTheyComeTo) {
   ExpectAllFree();
 }
 
+TEST_F(RequestMemoryTest, MessagesThatWaitToBeParsedCountTheirBytes) {
+  // A message that is refused before its parsed size counts.
+  v1::ExportSessionRequest request;
+  request.GetReflection()->MutableUnknownFields(&request)->AddLengthDelimited(
+      1000, std::string(kBudget, 'x'));
+  grpc::ClientContext context;
+  v1::SessionBytes part;
+  const auto reader = server_.sessions().ExportSession(&context, request);
+  EXPECT_FALSE(reader->Read(&part));
+  ExpectRefused(reader->Finish());
+  ExpectAllFree();
+}
+
 TEST_F(RequestMemoryTest, AScoreCountsItsAnswerBeforeItIsMade) {
   v1::ScoreRequest request;
   for (int i = 0; i < 200; ++i) request.mutable_prompt()->mutable_token_ids()->add_ids(1);

@@ -481,5 +481,23 @@ TEST(Server, DrainRefusesNewWorkAndEndsIdleChats) {
   EXPECT_EQ(running.tokens.size(), 50u);
 }
 
+TEST(Server, StreamsThatBeginInADrainEndWithoutAMessage) {
+  TestServer server;
+  server.services().Drain();
+  const auto patience = std::chrono::system_clock::now() + std::chrono::seconds(10);
+  grpc::ClientContext chat_context;
+  chat_context.set_deadline(patience);
+  const auto chat = server.inference().Chat(&chat_context);
+  v1::ChatResponse none;
+  EXPECT_FALSE(chat->Read(&none));
+  EXPECT_THAT(chat->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
+  grpc::ClientContext import_context;
+  import_context.set_deadline(patience);
+  v1::Session made;
+  const auto import = server.sessions().ImportSession(&import_context, &made);
+  EXPECT_THAT(import->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
+  EXPECT_THAT(server.metrics().Text(), HasSubstr("reason=\"draining\"} 2\n"));
+}
+
 }  // namespace
 }  // namespace ovq::server::test

@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "server/engine/common/error_facts.h"
 #include "server/telemetry/call_summary.h"
 
 namespace ovq::server {
@@ -104,6 +105,14 @@ TEST(OtlpJson, IsTheSchemasMapping) {
   EXPECT_EQ(out["attributes"][1]["value"]["intValue"], "1152921504606846976");
   EXPECT_EQ(all["resourceSpans"][0]["resource"]["attributes"][0]["value"]["stringValue"],
             "ovq-server");
+}
+
+TEST(OtlpJson, DoesNotHaveWhatAnErrorQuotes) {
+  FinishedSpan span = Example();
+  span.status = engine::BadField("temperature", "a number", "my secret");
+  const Json all = Json::parse(OtlpJson({span}));
+  EXPECT_EQ(all["resourceSpans"][0]["scopeSpans"][0]["spans"][0]["status"]["message"],
+            "temperature: expected a number");
 }
 
 TEST(TraceExporter, SendsWhatWaitsAtItsEnd) {
