@@ -36,7 +36,8 @@ absl::Duration LeaseLength(const std::string& value) {
 
 }  // namespace
 
-RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& options, Report report)
+RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& options,
+                               store::Report report)
     : client_(client),
       options_(options),
       report_(std::move(report)),

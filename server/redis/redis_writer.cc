@@ -18,7 +18,7 @@ constexpr size_t kMostChanges = size_t{1} << 16;
 }  // namespace
 
 RedisWriter::RedisWriter(RedisClient& client, RedisOwnership& ownership,
-                         const RedisStoreOptions& options, RedisOwnership::Report report)
+                         const RedisStoreOptions& options, store::Report report)
     : client_(client), ownership_(ownership), options_(options), report_(std::move(report)) {
   thread_ = std::thread([this] { Loop(); });
 }
@@ -112,18 +112,8 @@ void RedisWriter::WriteEntries(std::vector<RedisChange>& changes, size_t begin, 
     change.status = ownership_.sessions().EndWrite(writes[i], sent.replies[i], gone,
                                                    sent.unanswered, /*entry=*/true);
     if (change.status.ok()) change.status = sent.replicated;
-    Report(change);
+    store::FinishChange(report_, change);
   }
-}
-
-void RedisWriter::Report(RedisChange& change) const {
-  if (report_ && change.kind != nullptr) {
-    report_({.kind = change.kind,
-             .bytes = change.bytes,
-             .duration = TimeBetween(change.begin, SteadyClock::now()),
-             .status = change.status});
-  }
-  if (change.done) change.done(std::move(change.status));
 }
 
 void RedisWriter::Loop() {
@@ -149,7 +139,7 @@ void RedisWriter::Loop() {
       }
       RedisChange& change = changes[end++];
       if (change.status.ok()) change.status = change.write(change);
-      Report(change);
+      store::FinishChange(report_, change);
     }
     lock.lock();
   }

@@ -16,7 +16,7 @@ using KeeperClock = std::chrono::steady_clock;
 }  // namespace
 
 LeaseKeeper::LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
-                         Report report, Touch touch, std::function<absl::Status()> listen)
+                         store::Report report, Touch touch, std::function<absl::Status()> listen)
     : sessions_(sessions),
       options_(options),
       report_(std::move(report)),

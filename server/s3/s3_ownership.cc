@@ -33,7 +33,7 @@ absl::Status InUse(const std::string& id) {
 
 }  // namespace
 
-S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report report,
+S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, store::Report report,
                          LeaseKeeper::Touch touch)
     : client_(client),
       options_(options),
