@@ -75,11 +75,7 @@ absl::Status RedisLease::Renew(SteadyTime until) {
   const int64_t sent = NanosecondsSinceBoot();
   const absl::StatusOr<Reply> reply =
       client_.Run(ScriptCommand(kRenewScript, server_, "", {absl::StrCat(++renewals_), ms}), until);
-  if (report_) {
-    report_({.kind = "lease",
-             .duration = TimeBetween(begin, SteadyClock::now()),
-             .status = reply.status()});
-  }
+  store::ReportEnd(report_, "lease", begin, reply.status());
   RETURN_IF_ERROR(reply.status());
   if (since_.exchange(reply->number) != reply->number) BeginVerify();
   renewed_ = sent;  // after verify_, for Keep

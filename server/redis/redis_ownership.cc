@@ -108,10 +108,7 @@ void RedisOwnership::SendLeave(const WriteNumber& last, const char* script, Stea
     script = kReleaseScript;  // others can have it at least
     status = client_.Run(Script(script, last, "", {}), until).status();
   }
-  if (report_) {
-    report_(
-        {.kind = "release", .duration = TimeBetween(begin, SteadyClock::now()), .status = status});
-  }
+  store::ReportEnd(report_, "release", begin, status);
   std::lock_guard lock(mutex_);
   releasing_.erase(last.id);
   if (absl::IsUnavailable(status)) unreleased_.try_emplace(last.id, Leaving{last, script});
@@ -267,13 +264,9 @@ void RedisOwnership::Sweep() {
 }
 
 void RedisOwnership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found) {
-  if (report_) {
-    const bool answered = found.ok() || absl::IsNotFound(found.status()) ||
-                          absl::IsFailedPrecondition(found.status());
-    report_({.kind = "acquire",
-             .duration = TimeBetween(call.begin, SteadyClock::now()),
-             .status = answered ? absl::OkStatus() : found.status()});
-  }
+  const bool answered =
+      absl::IsNotFound(found.status()) || absl::IsFailedPrecondition(found.status());
+  store::ReportEnd(report_, "acquire", call.begin, answered ? absl::OkStatus() : found.status());
   call.done(std::move(found));
 }
 

@@ -55,11 +55,7 @@ void LeaseKeeper::Confirm(store::SessionStore::Done done) {
 absl::Status LeaseKeeper::Renew(SteadyTime until) {
   const SteadyTime begin = KeeperClock::now();
   const absl::StatusOr<bool> kept = lease_.Renew(until);
-  if (report_) {
-    report_({.kind = "lease",
-             .duration = TimeBetween(begin, KeeperClock::now()),
-             .status = kept.status()});
-  }
+  store::ReportEnd(report_, "lease", begin, kept.status());
   RETURN_IF_ERROR(kept.status());
   if (!*kept) {
     ++lapses_;

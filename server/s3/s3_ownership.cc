@@ -124,11 +124,7 @@ void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
   }
   const bool elsewhere = absl::IsAborted(status) && leaving.how == Leave::kRelease;
   if (absl::IsNotFound(status) || elsewhere) status = absl::OkStatus();
-  if (report_) {
-    report_({.kind = "release",
-             .duration = TimeBetween(begin, OwnershipClock::now()),
-             .status = status});
-  }
+  store::ReportEnd(report_, "release", begin, status);
   std::lock_guard lock(mutex_);
   releasing_.erase(id);
   if (absl::IsUnavailable(status)) unsent_.try_emplace(id, std::move(leaving));
@@ -250,13 +246,9 @@ absl::StatusOr<store::FoundSession> S3Ownership::CheckAndPut(const std::string& 
 }
 
 void S3Ownership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found) {
-  if (report_) {
-    const bool answered = found.ok() || absl::IsNotFound(found.status()) ||
-                          absl::IsFailedPrecondition(found.status());
-    report_({.kind = "acquire",
-             .duration = TimeBetween(call.begin, OwnershipClock::now()),
-             .status = answered ? absl::OkStatus() : found.status()});
-  }
+  const bool answered =
+      absl::IsNotFound(found.status()) || absl::IsFailedPrecondition(found.status());
+  store::ReportEnd(report_, "acquire", call.begin, answered ? absl::OkStatus() : found.status());
   call.answered = true;
   call.done(std::move(found));
   if (!call.asked.empty()) asks_.Withdraw(call.asked, call.id);

@@ -50,14 +50,21 @@ struct StoreReport {
 };
 using Report = std::function<void(const StoreReport&)>;
 
+// Reports an operation that is over; null: to nobody.
+inline void ReportEnd(const Report& report, const char* kind, SteadyTime begin,
+                      const absl::Status& status, uint64_t bytes = 0) {
+  if (!report) return;
+  report({.kind = kind,
+          .bytes = bytes,
+          .duration = TimeBetween(begin, std::chrono::steady_clock::now()),
+          .status = status});
+}
+
 // Reports a change that is over, unless its kind is null, and tells its caller.
 template <class Change>
 void FinishChange(const Report& report, Change& change) {
-  if (report && change.kind != nullptr) {
-    report({.kind = change.kind,
-            .bytes = change.bytes,
-            .duration = TimeBetween(change.begin, std::chrono::steady_clock::now()),
-            .status = change.status});
+  if (change.kind != nullptr) {
+    ReportEnd(report, change.kind, change.begin, change.status, change.bytes);
   }
   if (change.done) change.done(std::move(change.status));
 }

@@ -8,11 +8,8 @@ void ThreadedStore::ReadText(const std::string& id,
                              std::function<void(absl::StatusOr<std::string>)> done) {
   Run([this, begin = StoreClock::now(), id, done = std::move(done)] {
     absl::StatusOr<std::string> text = FetchText(id, begin);
-    if (report_ && !absl::IsNotFound(text.status())) {
-      report_({.kind = "read",
-               .bytes = text.ok() ? text->size() : 0,
-               .duration = TimeBetween(begin, StoreClock::now()),
-               .status = text.status()});
+    if (!absl::IsNotFound(text.status())) {
+      ReportEnd(report_, "read", begin, text.status(), text.ok() ? text->size() : 0);
     }
     done(std::move(text));
   });
@@ -30,11 +27,7 @@ void ThreadedStore::Read(const std::string& id,
 }
 
 void ThreadedStore::ReportRead(const StoredSession& stored, const absl::Status& status) const {
-  if (!report_) return;
-  report_({.kind = "read",
-           .bytes = status.ok() ? stored.bytes() : 0,
-           .duration = TimeBetween(stored.begin, StoreClock::now()),
-           .status = status});
+  ReportEnd(report_, "read", stored.begin, status, status.ok() ? stored.bytes() : 0);
 }
 
 }  // namespace ovq::store
