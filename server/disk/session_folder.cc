@@ -14,8 +14,6 @@
 namespace ovq::disk {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr int kBulkThreads = 2;
 
 // Keeps the first error of several.

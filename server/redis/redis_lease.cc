@@ -14,8 +14,6 @@
 namespace ovq::redis {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr char kListenSeconds[] = "0.1";
 constexpr size_t kVerifiedTogether = 256;
 

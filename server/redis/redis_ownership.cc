@@ -15,8 +15,6 @@
 namespace ovq::redis {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
 constexpr absl::Duration kReleaseInterval = absl::Seconds(1);  // between attempts

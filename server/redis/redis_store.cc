@@ -15,8 +15,6 @@
 namespace ovq::redis {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr char kDeclineLifeMs[] = "2000";
 constexpr int kBulkThreads = 2;
 constexpr int kSnapshotAttempts = 3;

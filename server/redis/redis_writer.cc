@@ -10,8 +10,6 @@
 namespace ovq::redis {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr size_t kPipelined = 256;  // changes that are looked at together
 constexpr size_t kMostChanges = size_t{1} << 16;
 

@@ -14,8 +14,6 @@
 namespace ovq::s3 {
 namespace {
 
-using OwnershipClock = std::chrono::steady_clock;
-
 constexpr absl::Duration kPass = absl::Milliseconds(10);  // between looks at pending calls
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 constexpr absl::Duration kAskInterval = absl::Seconds(2);  // until it is asked once more
@@ -74,7 +72,7 @@ void S3Ownership::End() {
   garbage_.Stop();
   sweeper_.Stop();
   workers_.Finish();
-  garbage_.RemoveAll(After(OwnershipClock::now(), kFarewell));
+  garbage_.RemoveAll(After(SteadyClock::now(), kFarewell));
   lease_.GiveUp();
   asks_.End();
 }
@@ -86,7 +84,7 @@ void S3Ownership::Acquire(const std::string& id, Acquired done) {
     std::lock_guard lock(mutex_);
     Acquisition& call = acquisitions_.emplace_back();
     call.id = id;
-    call.begin = OwnershipClock::now();
+    call.begin = SteadyClock::now();
     call.done = std::move(done);
   }
   changed_.notify_all();
@@ -108,7 +106,7 @@ Leaving S3Ownership::BeginLeave(const std::string& id, uint64_t term, Leave how)
 }
 
 void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
-  const SteadyTime begin = OwnershipClock::now();
+  const SteadyTime begin = SteadyClock::now();
   const std::string id = leaving.held.id;
   if (leaving.held.epoch == 0) {  // it was lost before
     std::lock_guard lock(mutex_);
@@ -237,7 +235,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::CheckAndPut(const std::string& 
   const auto keep = [](SessionObject&) { return absl::OkStatus(); };
   const absl::Status kept =
       sessions_.Commit(id, sessions_.Term(id), keep, ChangedMeanwhile(id),
-                       std::max(until, After(OwnershipClock::now(), options_.reply_timeout)));
+                       std::max(until, After(SteadyClock::now(), options_.reply_timeout)));
   if (kept.ok()) return found;
   if (!absl::IsAborted(kept) && !absl::IsUnknown(kept)) {
     SendLeave(BeginLeave(id, sessions_.Term(id), Leave::kRelease), until);
@@ -279,7 +277,7 @@ absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool 
       return absl::OkStatus();
     }
   }
-  const SteadyTime now = OwnershipClock::now();
+  const SteadyTime now = SteadyClock::now();
   if (ending || TimeBetween(call.first, now) >= options_.ownership_timeout) {
     Finish(call, absl::UnavailableError(absl::StrCat(
                      "session ", call.id, ": another server has it and does not answer")));
@@ -298,7 +296,7 @@ absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool 
 
 // Leaves the call unanswered where it is to be tried again.
 void S3Ownership::Try(Acquisition& call, bool ending) {
-  const SteadyTime now = OwnershipClock::now();
+  const SteadyTime now = SteadyClock::now();
   if (call.first == SteadyTime()) call.first = now;
   call.next = After(now, kPollInterval);
   absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, call.id, {});
@@ -318,7 +316,7 @@ void S3Ownership::Try(Acquisition& call, bool ending) {
                      [&](store::FoundSession found) { Finish(call, std::move(found)); });
     if (status.ok()) return;
   }
-  const bool late = TimeBetween(call.first, OwnershipClock::now()) >= options_.ownership_timeout;
+  const bool late = TimeBetween(call.first, SteadyClock::now()) >= options_.ownership_timeout;
   const bool again = absl::IsUnavailable(status) || absl::IsAborted(status);
   if (again && !late && !ending) return;
   if (absl::IsAborted(status)) status = absl::UnavailableError(status.message());
@@ -335,7 +333,7 @@ void S3Ownership::TryDue(Acquisitions& calls, bool ending) {
   for (const Acquisition& call : calls) {
     if (call.busy) ids.insert(call.id);
   }
-  const SteadyTime now = OwnershipClock::now();
+  const SteadyTime now = SteadyClock::now();
   for (Acquisition& call : calls) {
     bool wait = false;
     // A worker may have answered it since the first look.
@@ -353,7 +351,7 @@ void S3Ownership::TryDue(Acquisitions& calls, bool ending) {
 void S3Ownership::MoveLoop() {
   NameThisThread("moves");
   Acquisitions waiting;
-  SteadyTime kept = OwnershipClock::now();
+  SteadyTime kept = SteadyClock::now();
   std::unique_lock lock(mutex_);
   for (;;) {
     const auto ready = [this] { return ending_ || !acquisitions_.empty(); };
@@ -367,13 +365,13 @@ void S3Ownership::MoveLoop() {
     lock.unlock();
     TryDue(waiting, ending);
     if (ending && waiting.empty()) return;
-    if (TimeBetween(kept, OwnershipClock::now()) >= kHousekeeping) {
+    if (TimeBetween(kept, SteadyClock::now()) >= kHousekeeping) {
       const auto keep_house = [this] {  // after an outage this takes long
         KeepHouse();
         housekeeping_ = false;
       };
       if (!housekeeping_.exchange(true)) workers_.Run(keep_house);
-      kept = OwnershipClock::now();
+      kept = SteadyClock::now();
     }
     lock.lock();
   }
@@ -384,11 +382,11 @@ absl::Status S3Ownership::ListenOnce() {
   std::unique_lock lock(mutex_);
   const std::function<void(const std::string&)> tell = asked_;
   lock.unlock();
-  const SteadyTime end = After(OwnershipClock::now(), options_.lease / 6);
+  const SteadyTime end = After(SteadyClock::now(), options_.lease / 6);
   for (const std::string& id : asked) {
     if (!sessions_.Contains(id)) {
       // They are listed again, and the lease comes first.
-      if (OwnershipClock::now() > end) return absl::OkStatus();
+      if (SteadyClock::now() > end) return absl::OkStatus();
       RETURN_IF_ERROR(ReleaseStray(id));
       asks_.Drop(id);
     } else if (tell) {

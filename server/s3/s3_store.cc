@@ -11,8 +11,6 @@
 namespace ovq::s3 {
 namespace {
 
-using StoreClock = std::chrono::steady_clock;
-
 constexpr int kBulkThreads = 4;
 
 absl::Status NotStored(const std::string& id) {
@@ -66,7 +64,7 @@ absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, Ses
     absl::StatusOr<std::string> etag =
         client.PutObject(SessionKey(id), EncodeSessionObject(object), precondition, /*until=*/{});
     if (etag.ok()) return StoredObject{object, *std::move(etag)};
-    const SteadyTime next = After(StoreClock::now(), PauseAfter(failures));
+    const SteadyTime next = After(SteadyClock::now(), PauseAfter(failures));
     if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
       absl::StatusOr<StoredObject> there = ReadSessionObject(client, id, until);
       if (there.ok() && there->object.nonce == object.nonce) return there;
@@ -88,7 +86,7 @@ absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, Ses
 absl::StatusOr<std::unique_ptr<S3Store>> S3Store::Open(S3StoreOptions options,
                                                        store::Report report) {
   std::unique_ptr<S3Store> result(new S3Store(options, std::move(report)));
-  RETURN_IF_ERROR(CheckPreconditions(result->client_, After(StoreClock::now(), options.patience)));
+  RETURN_IF_ERROR(CheckPreconditions(result->client_, After(SteadyClock::now(), options.patience)));
   RETURN_IF_ERROR(result->ownership_.Start());
   return result;
 }
@@ -111,7 +109,7 @@ S3Store::~S3Store() {
 // --- Ownership ---
 
 S3Change S3Store::NewChange(const char* kind, const std::string& id, Done done) const {
-  S3Change change{.kind = kind, .id = id, .term = sessions_.Term(id), .begin = StoreClock::now()};
+  S3Change change{.kind = kind, .id = id, .term = sessions_.Term(id), .begin = SteadyClock::now()};
   change.done = std::move(done);
   return change;
 }

@@ -2,11 +2,9 @@
 
 namespace ovq::store {
 
-using StoreClock = std::chrono::steady_clock;
-
 void ThreadedStore::ReadText(const std::string& id,
                              std::function<void(absl::StatusOr<std::string>)> done) {
-  Run([this, begin = StoreClock::now(), id, done = std::move(done)] {
+  Run([this, begin = SteadyClock::now(), id, done = std::move(done)] {
     absl::StatusOr<std::string> text = FetchText(id, begin);
     if (!absl::IsNotFound(text.status())) {
       ReportEnd(report_, "read", begin, text.status(), text.ok() ? text->size() : 0);
@@ -17,7 +15,7 @@ void ThreadedStore::ReadText(const std::string& id,
 
 void ThreadedStore::Read(const std::string& id,
                          std::function<void(absl::StatusOr<StoredSession>)> opened) {
-  Run([this, begin = StoreClock::now(), id, opened = std::move(opened)] {
+  Run([this, begin = SteadyClock::now(), id, opened = std::move(opened)] {
     StoredSession stored{.id = id, .begin = begin};
     const absl::Status status = OpenStored(stored);
     if (status.ok()) return opened(std::move(stored));
