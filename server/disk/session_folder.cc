@@ -57,12 +57,7 @@ SessionFolder::SessionFolder(SessionFolderOptions options,
 
 SessionFolder::~SessionFolder() {
   FinishWork();
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  journal_thread_.join();
+  store::EndThread(journal_thread_, mutex_, changed_, ending_);
 }
 
 // --- Requests from any thread ---

@@ -10,6 +10,7 @@
 #include "base/thread_name.h"
 #include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::redis {
 namespace {
@@ -32,13 +33,7 @@ absl::Status RedisLease::Start() {
 }
 
 void RedisLease::End() {
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
+  if (!store::EndThread(thread_, mutex_, changed_, ending_)) return;
   (void)client_.Run({"DEL", LeaseKey(server_), AsksKey(server_)});
 }
 

@@ -11,6 +11,7 @@
 #include "base/thread_name.h"
 #include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::redis {
 namespace {
@@ -50,13 +51,7 @@ absl::Status RedisOwnership::Start() {
 }
 
 void RedisOwnership::End() {
-  if (!move_thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  move_thread_.join();
+  if (!store::EndThread(move_thread_, mutex_, changed_, ending_)) return;
   lease_.End();
 }
 

@@ -6,6 +6,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/thread_name.h"
 #include "server/redis/redis_scripts.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::redis {
 namespace {
@@ -21,15 +22,7 @@ RedisWriter::RedisWriter(RedisClient& client, RedisOwnership& ownership,
   thread_ = std::thread([this] { Loop(); });
 }
 
-void RedisWriter::Finish() {
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
+void RedisWriter::Finish() { store::EndThread(thread_, mutex_, changed_, ending_); }
 
 RedisChange RedisWriter::NewChange(const char* kind, const std::string& id,
                                    store::SessionStore::Done done) const {

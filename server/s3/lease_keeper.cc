@@ -7,6 +7,7 @@
 
 #include "base/status_macros.h"
 #include "base/thread_name.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::s3 {
 LeaseKeeper::LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
@@ -26,15 +27,7 @@ absl::Status LeaseKeeper::Start() {
   return absl::OkStatus();
 }
 
-void LeaseKeeper::Stop() {
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
+void LeaseKeeper::Stop() { store::EndThread(thread_, mutex_, changed_, ending_); }
 
 bool LeaseKeeper::sure() const { return absl::ToInt64Nanoseconds(BootTime()) < sure_until_; }
 

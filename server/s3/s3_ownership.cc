@@ -61,13 +61,7 @@ absl::Status S3Ownership::Start() {
 }
 
 void S3Ownership::End() {
-  if (!move_thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  move_thread_.join();
+  if (!store::EndThread(move_thread_, mutex_, changed_, ending_)) return;
   lease_.Stop();
   garbage_.Stop();
   sweeper_.Stop();

@@ -34,14 +34,7 @@ void Sweeper::Start() {
 }
 
 void Sweeper::Stop() {
-  if (thread_.joinable()) {
-    {
-      std::lock_guard lock(mutex_);
-      ending_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
+  store::EndThread(thread_, mutex_, changed_, ending_);
   workers_.Finish();
 }
 
