@@ -10,7 +10,8 @@
 
 namespace ovq {
 
-using SteadyTime = std::chrono::steady_clock::time_point;
+using SteadyClock = std::chrono::steady_clock;
+using SteadyTime = SteadyClock::time_point;
 inline constexpr SteadyTime kNever = SteadyTime::max();
 
 // from + time: kNever if `time` is longer than a century, so that no sum overflows the clock's

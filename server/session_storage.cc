@@ -22,15 +22,13 @@ namespace {
 constexpr size_t kMaxPasswordBytes = 4096, kMaxCredentialsBytes = size_t{64} << 10;
 constexpr char kHarm[] = "can read and change all conversations";
 
-using Report = std::function<void(const store::StoreReport&)>;
-
 std::string PlaceName(const Options& options) {
   if (options.session_store) return options.session_store->Text();
   return options.session_bucket ? options.session_bucket->Text() : options.session_dir;
 }
 
 absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenFolder(const Options& options,
-                                                                Report report) {
+                                                                store::Report report) {
   ASSIGN_OR_RETURN(std::unique_ptr<disk::SessionFolder> folder,
                    disk::SessionFolder::Open(
                        {.path = options.session_dir, .sync_always = options.session_sync_always},
@@ -86,7 +84,7 @@ void SetTimes(const Options& options, absl::Duration margin, StoreOptions& store
 }
 
 absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenRedis(const Options& options,
-                                                               Report report, Log& log) {
+                                                               store::Report report, Log& log) {
   redis::RedisStoreOptions redis = {.address = *options.session_store};
   if (redis.address.tls) redis.address.tls = options.session_store_tls;
   ASSIGN_OR_RETURN(redis.address.password, LoadStorePassword(options));
@@ -102,7 +100,7 @@ absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenRedis(const Options& op
 }
 
 absl::StatusOr<std::shared_ptr<store::SessionStore>> OpenBucket(const Options& options,
-                                                                Report report) {
+                                                                store::Report report) {
   s3::S3StoreOptions bucket = {.address = *options.session_bucket};
   bucket.address.region = options.session_store_region;
   bucket.address.endpoint =
@@ -128,7 +126,7 @@ absl::StatusOr<SessionStorage> OpenSessionStorage(const Options& options, Metric
   if (!options.keeps_sessions()) return SessionStorage{};
   RETURN_IF_ERROR(CheckStoreTls(options));
   const char* const option = options.shares_sessions() ? "--session-store" : "--session-dir";
-  const Report report = [&metrics, &log](const store::StoreReport& report) {
+  const store::Report report = [&metrics, &log](const store::StoreReport& report) {
     metrics.Count(report);
     if (!report.status.ok()) log.Error(report.status);
   };

@@ -166,6 +166,13 @@ class FloorPlan(unittest.TestCase):
         self.assertEqual([name for name in files if name not in self.files], [])
         self.assertTrue(30 < len(files) <= 40, len(files))
 
+    def test_the_fuzzer_looks_at_files_that_are_there(self):
+        text = (ROOT / "tests" / "fuzz" / "run.sh").read_text()
+        table = text.split("declare -A files=(")[1].split("\n)")[0]
+        paths = [path for names in re.findall(r'="([^"]+)"', table) for path in names.split()]
+        self.assertEqual([path for path in paths if not (ROOT / path).exists()], [])
+        self.assertGreater(len(paths), 20)
+
     def test_folders_have_a_size_to_read(self):
         units = {}
         for path in self.files:

@@ -3,7 +3,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string_view>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -26,7 +25,6 @@ class Dfa {
 
   explicit Dfa(std::vector<State> states) : states_(std::move(states)) {}
   const std::vector<State>& states() const { return states_; }
-  bool Matches(std::string_view text) const;
 
  private:
   std::vector<State> states_;

@@ -11,8 +11,6 @@ Grammar::Node Grammar::Add(Expression expression) {
   return static_cast<Node>(expressions_.size()) - 1;
 }
 
-Grammar::Node Grammar::Nothing() { return Literal(""); }
-
 Grammar::Node Grammar::Literal(std::string_view bytes) {
   return Add({.kind = Kind::kLiteral, .text = std::string(bytes)});
 }

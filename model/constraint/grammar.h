@@ -18,7 +18,6 @@ class Grammar {
  public:
   using Node = int32_t;
 
-  Node Nothing();  // the empty text
   Node Literal(std::string_view bytes);
   Node Terminal(Dfa language);
   Node Sequence(std::vector<Node> parts);

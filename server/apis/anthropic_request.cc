@@ -170,40 +170,33 @@ void ReadTools(BodyFields& fields, v1::Conversation& to) {
 }
 
 void ReadToolChoice(BodyFields& fields, v1::GenerateRequest& to) {
-  const Json* const choice = fields.Any("tool_choice");
-  if (choice == nullptr || IsDefault(*choice)) return;
-  if (!choice->is_object()) return fields.Expected("tool_choice", "an object", *choice);
+  std::optional<BodyFields> inner = fields.Object("tool_choice");
+  if (!inner) return;
   v1::Conversation& conversation = *to.mutable_prompt()->mutable_conversation();
-  BodyFields inner(*choice, "tool_choice.");
-  const std::string type = inner.Text("type").value_or("");
+  const std::string type = inner->Text("type").value_or("");
   if (type == "none") {
     conversation.set_tool_choice(v1::TOOL_CHOICE_NONE);
   } else if (type == "any" || type == "tool") {
     conversation.set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
-    if (type == "tool") conversation.set_tool_name(inner.Text("name").value_or(""));
+    if (type == "tool") conversation.set_tool_name(inner->Text("name").value_or(""));
   } else if (type != "auto") {
     fields.Fail(engine::BadField("tool_choice.type", "auto, any, tool or none", Quoted(type)));
   }
-  to.mutable_output()->set_single_call(inner.Bool("disable_parallel_tool_use").value_or(false));
-  fields.Fail(inner.Finish());
+  to.mutable_output()->set_single_call(inner->Bool("disable_parallel_tool_use").value_or(false));
+  fields.Fail(inner->Finish());
 }
 
 // Reads `thinking`: where it is disabled, the template gets enable_thinking: false. Its budget is
 // no limit here.
 std::string ReadThinking(BodyFields& fields) {
-  const Json* const thinking = fields.Any("thinking");
-  if (thinking == nullptr || IsDefault(*thinking)) return "";
-  if (!thinking->is_object()) {
-    fields.Expected("thinking", "an object", *thinking);
-    return "";
-  }
-  BodyFields inner(*thinking, "thinking.");
-  const std::string type = inner.Text("type").value_or("");
+  std::optional<BodyFields> inner = fields.Object("thinking");
+  if (!inner) return "";
+  const std::string type = inner->Text("type").value_or("");
   if (type != "enabled" && type != "disabled" && type != "adaptive") {
     fields.Fail(engine::BadField("thinking.type", "enabled, adaptive or disabled", Quoted(type)));
   }
-  for (const char* hint : {"budget_tokens", "display"}) inner.Skip(hint);
-  fields.Fail(inner.Finish());
+  for (const char* hint : {"budget_tokens", "display"}) inner->Skip(hint);
+  fields.Fail(inner->Finish());
   return type == "disabled" ? "none" : "";
 }
 
@@ -211,16 +204,11 @@ std::string ReadThinking(BodyFields& fields) {
 // field of its own.
 std::string ReadOutputConfig(BodyFields& fields, OpenAiRequest& to) {
   ReadFormat(fields, "output_format", /*flat=*/true, to);
-  const Json* const config = fields.Any("output_config");
-  if (config == nullptr || IsDefault(*config)) return "";
-  if (!config->is_object()) {
-    fields.Expected("output_config", "an object", *config);
-    return "";
-  }
-  BodyFields inner(*config, "output_config.");
-  const std::string effort = inner.Text("effort").value_or("");
-  ReadFormat(inner, "format", /*flat=*/true, to);
-  fields.Fail(inner.Finish());
+  std::optional<BodyFields> inner = fields.Object("output_config");
+  if (!inner) return "";
+  const std::string effort = inner->Text("effort").value_or("");
+  ReadFormat(*inner, "format", /*flat=*/true, to);
+  fields.Fail(inner->Finish());
   return effort;
 }
 

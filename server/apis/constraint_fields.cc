@@ -61,24 +61,21 @@ void ReadChoices(BodyFields& fields, const char* name, OpenAiRequest& to) {
 }
 
 void ReadStructuredOutputs(BodyFields& fields, OpenAiRequest& to) {
-  constexpr const char* kName = "structured_outputs";
-  const Json* const given = fields.Any(kName);
-  if (given == nullptr || IsDefault(*given)) return;
-  if (!given->is_object()) return fields.Expected(kName, "an object", *given);
-  BodyFields inner(*given, absl::StrCat(fields.Path(kName), "."));
-  ReadSchema(inner, "json", to);
-  ReadRegex(inner, "regex", to);
-  ReadChoices(inner, "choice", to);
-  ReadGrammar(inner, "grammar", to);
-  if (inner.Bool("json_object").value_or(false)) {
-    NewConstraint(inner, inner.Path("json_object"), to).set_json_object(true);
+  std::optional<BodyFields> inner = fields.Object("structured_outputs");
+  if (!inner) return;
+  ReadSchema(*inner, "json", to);
+  ReadRegex(*inner, "regex", to);
+  ReadChoices(*inner, "choice", to);
+  ReadGrammar(*inner, "grammar", to);
+  if (inner->Bool("json_object").value_or(false)) {
+    NewConstraint(*inner, inner->Path("json_object"), to).set_json_object(true);
   }
-  for (const char* name : {"structural_tag", "whitespace_pattern"}) inner.Refuse(name);
+  for (const char* name : {"structural_tag", "whitespace_pattern"}) inner->Refuse(name);
   for (const char* name :
        {"disable_any_whitespace", "disable_additional_properties", "disable_fallback"}) {
-    inner.Refuse(name, "false", {false});
+    inner->Refuse(name, "false", {false});
   }
-  fields.Fail(inner.Finish());
+  fields.Fail(inner->Finish());
 }
 
 // Reads {"name", "description", "schema", "strict"}. A form is always kept as if it was strict.
@@ -95,35 +92,33 @@ void ReadSchemaFields(BodyFields& inner, OpenAiRequest& to) {
 }  // namespace
 
 void ReadFormat(BodyFields& fields, const char* name, bool flat, OpenAiRequest& to) {
-  const Json* const format = fields.Any(name);
-  if (format == nullptr || IsDefault(*format)) return;
-  if (!format->is_object()) return fields.Expected(name, "an object with a type", *format);
-  BodyFields inner(*format, absl::StrCat(fields.Path(name), "."));
-  const std::string type = inner.Text("type").value_or("");
+  std::optional<BodyFields> inner = fields.Object(name, "an object with a type");
+  if (!inner) return;
+  const std::string type = inner->Text("type").value_or("");
   if (type == "json_object") {
     // llama.cpp's servers read a schema beside the type.
-    const Json* const schema = inner.Any("schema");
+    const Json* const schema = inner->Any("schema");
     if (schema != nullptr && !IsDefault(*schema)) {
-      SetSchema(inner, inner.Path("schema"), *schema, to);
+      SetSchema(*inner, inner->Path("schema"), *schema, to);
     } else {
-      NewConstraint(inner, fields.Path(name), to).set_json_object(true);
+      NewConstraint(*inner, fields.Path(name), to).set_json_object(true);
     }
   } else if (type == "json_schema" && flat) {
-    ReadSchemaFields(inner, to);
+    ReadSchemaFields(*inner, to);
   } else if (type == "json_schema") {
-    const Json* const holder = inner.Any("json_schema");
+    const Json* const holder = inner->Any("json_schema");
     if (holder == nullptr || !holder->is_object()) {
-      inner.Fail(engine::BadField(inner.Path("json_schema"), "an object with a schema",
-                                  holder == nullptr ? "none" : Shown(*holder)));
+      inner->Fail(engine::BadField(inner->Path("json_schema"), "an object with a schema",
+                                   holder == nullptr ? "none" : Shown(*holder)));
     } else {
-      BodyFields held(*holder, inner.Path("json_schema."));
+      BodyFields held(*holder, inner->Path("json_schema."));
       ReadSchemaFields(held, to);
-      inner.Fail(held.Finish());
+      inner->Fail(held.Finish());
     }
   } else if (type != "text") {
-    inner.Fail(Unsupported(inner.Path("type"), "text, json_object or json_schema"));
+    inner->Fail(Unsupported(inner->Path("type"), "text, json_object or json_schema"));
   }
-  fields.Fail(inner.Finish());
+  fields.Fail(inner->Finish());
 }
 
 void ReadConstraintFields(BodyFields& fields, OpenAiRequest& to) {

@@ -113,16 +113,14 @@ void ReadSampling(BodyFields& fields, v1::GenerateRequest& to) {
 
 void ReadStream(BodyFields& fields, OpenAiRequest& to) {
   to.stream = fields.Bool("stream").value_or(false);
-  const Json* const options = fields.Any("stream_options");
-  if (options == nullptr || IsDefault(*options)) return;
-  if (!options->is_object()) return fields.Expected("stream_options", "an object", *options);
+  std::optional<BodyFields> inner = fields.Object("stream_options");
+  if (!inner) return;
   if (!to.stream)
     return fields.Fail(engine::BadField("stream_options", "it only with stream", "it"));
-  BodyFields inner(*options, "stream_options.");
-  to.include_usage = inner.Bool("include_usage").value_or(false);
-  to.continuous_usage = inner.Bool("continuous_usage_stats").value_or(false);
-  inner.Refuse("include_obfuscation", "false", {false});
-  fields.Fail(inner.Finish());
+  to.include_usage = inner->Bool("include_usage").value_or(false);
+  to.continuous_usage = inner->Bool("continuous_usage_stats").value_or(false);
+  inner->Refuse("include_obfuscation", "false", {false});
+  fields.Fail(inner->Finish());
 }
 
 void ReadVariant(BodyFields& fields, v1::GenerateRequest& to) {

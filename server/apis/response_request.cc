@@ -198,18 +198,13 @@ std::string ReadEffort(BodyFields& fields, bool& summary) {
 // Reads `text` and returns its format, which the response repeats.
 Json ReadTextFormat(BodyFields& fields, ResponseRequest& request) {
   const Json plain = {{"type", "text"}};
-  const Json* const text = fields.Any("text");
-  if (text == nullptr || IsDefault(*text)) return plain;
-  if (!text->is_object()) {
-    fields.Expected("text", "an object", *text);
-    return plain;
-  }
-  BodyFields inner(*text, "text.");
-  ReadFormat(inner, "format", /*flat=*/true, request);
-  inner.Refuse("verbosity", "\"medium\"", {"medium"});
-  fields.Fail(inner.Finish());
-  const Json format = text->value("format", Json());
-  return IsDefault(format) ? plain : format;
+  std::optional<BodyFields> inner = fields.Object("text");
+  if (!inner) return plain;
+  ReadFormat(*inner, "format", /*flat=*/true, request);
+  inner->Refuse("verbosity", "\"medium\"", {"medium"});
+  fields.Fail(inner->Finish());
+  const Json* const format = inner->Any("format");
+  return format == nullptr || IsDefault(*format) ? plain : *format;
 }
 
 void RefuseForResponse(BodyFields& fields, ResponseRequest& request) {

@@ -24,8 +24,6 @@
 namespace ovq::disk {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr absl::Duration kPollInterval = absl::Milliseconds(2);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
 
@@ -155,7 +153,7 @@ void FolderOwnership::TransferLoop() {
 bool FolderOwnership::TryFinish(Acquisition& call, bool ending) {
   absl::StatusOr<store::FoundSession> found = TryAcquire(call.id);
   const auto now = SteadyClock::now();
-  const bool asked = call.asked != SteadyClock::time_point();
+  const bool asked = call.asked != SteadyTime();
   const std::string request = RequestPath(call.id);
   const absl::Status in_use =
       absl::FailedPreconditionError(absl::StrCat("session ", call.id, ": in use by another call"));

@@ -14,8 +14,6 @@
 namespace ovq::disk {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr int kBulkThreads = 2;
 
 // Keeps the first error of several.
@@ -35,8 +33,8 @@ void RemoveUnusedSnapshot(const SessionFiles& files, const std::string& id, uint
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
-    SessionFolderOptions options, std::function<void(const store::StoreReport&)> report) {
+absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(SessionFolderOptions options,
+                                                                   store::Report report) {
   RETURN_IF_ERROR(MakeFolder(options.path));
   const auto failed = [report](const absl::Status& status) {
     if (report) report({.kind = "read", .status = status});
@@ -48,25 +46,18 @@ absl::StatusOr<std::unique_ptr<SessionFolder>> SessionFolder::Open(
 }
 
 SessionFolder::SessionFolder(SessionFolderOptions options,
-                             std::unique_ptr<FolderOwnership> ownership,
-                             std::function<void(const store::StoreReport&)> report)
-    : options_(std::move(options)),
-      report_(std::move(report)),
+                             std::unique_ptr<FolderOwnership> ownership, store::Report report)
+    : ThreadedStore(std::move(report), kBulkThreads, "disk"),
+      options_(std::move(options)),
       files_(options_.path),
       ownership_(std::move(ownership)),
-      synced_(SteadyClock::now()),
-      bulk_(kBulkThreads, "disk") {
+      synced_(SteadyClock::now()) {
   journal_thread_ = std::thread([this] { JournalLoop(); });
 }
 
 SessionFolder::~SessionFolder() {
-  bulk_.Finish();
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  journal_thread_.join();
+  FinishWork();
+  store::EndThread(journal_thread_, mutex_, changed_, ending_);
 }
 
 // --- Requests from any thread ---
@@ -206,67 +197,23 @@ void SessionFolder::RemoveText(const std::string& id) {
            .text = texts_.Begin(id)});
 }
 
-void SessionFolder::ReadText(const std::string& id,
-                             std::function<void(absl::StatusOr<std::string>)> done) {
-  Run([this, begin = SteadyClock::now(), id, done = std::move(done)] {
-    absl::StatusOr<std::string> text = files_.ReadText(id);
-    if (report_ && !absl::IsNotFound(text.status())) {
-      report_({.kind = "read",
-               .bytes = text.ok() ? text->size() : 0,
-               .duration = absl::FromChrono(SteadyClock::now() - begin),
-               .status = text.status()});
-    }
-    done(std::move(text));
-  });
-}
-
-void SessionFolder::Read(const std::string& id,
-                         std::function<void(absl::StatusOr<store::StoredSession>)> opened) {
-  const auto begin = SteadyClock::now();
-  Run([this, begin, id, opened = std::move(opened)] {
-    store::StoredSession stored{.id = id, .begin = begin, .journal = {}, .snapshot = {}};
-    absl::Status status;
-    // Retries, because a new snapshot may replace the files, and with it the journal, meanwhile.
-    for (int attempt = 0; attempt < 3; ++attempt) {
-      absl::StatusOr<store::Journal> journal = files_.ReadJournal(id);
-      status = journal.status();
-      if (!status.ok()) break;
-      stored.journal = *std::move(journal);
-      const uint64_t version = stored.journal.head.version;
-      if (version == 0) break;
-      absl::StatusOr<std::unique_ptr<SnapshotFile>> file =
-          SnapshotFile::Open(files_.SnapshotPath(id, version));
-      status = file.status();
-      if (status.ok()) stored.snapshot = *std::move(file);
-      if (!absl::IsNotFound(status)) break;
-    }
-    if (status.ok()) return opened(std::move(stored));
-    ReportRead(stored, status);
-    opened(status);
-  });
-}
-
-void SessionFolder::ReportRead(const store::StoredSession& stored,
-                               const absl::Status& status) const {
-  if (!report_) return;
-  report_({.kind = "read",
-           .bytes = status.ok() ? stored.bytes() : 0,
-           .duration = absl::FromChrono(SteadyClock::now() - stored.begin),
-           .status = status});
+absl::Status SessionFolder::OpenStored(store::StoredSession& stored) {
+  absl::Status status;
+  // Retries, because a new snapshot may replace the files, and with it the journal, meanwhile.
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    ASSIGN_OR_RETURN(stored.journal, files_.ReadJournal(stored.id));
+    const uint64_t version = stored.journal.head.version;
+    if (version == 0) return absl::OkStatus();
+    absl::StatusOr<std::unique_ptr<SnapshotFile>> file =
+        SnapshotFile::Open(files_.SnapshotPath(stored.id, version));
+    status = file.status();
+    if (status.ok()) stored.snapshot = *std::move(file);
+    if (!absl::IsNotFound(status)) break;
+  }
+  return status;
 }
 
 // --- Threads ---
-
-void SessionFolder::ReportChange(Change& change) const {
-  const auto now = SteadyClock::now();
-  if (report_) {
-    report_({.kind = change.kind,
-             .bytes = change.bytes,
-             .duration = absl::FromChrono(now - change.begin),
-             .status = change.status});
-  }
-  if (change.done) change.done(std::move(change.status));
-}
 
 void SessionFolder::JournalLoop() {
   NameThisThread("journal");
@@ -317,7 +264,7 @@ void SessionFolder::CommitChanges(std::vector<Change>& changes) {
     // If this fails, the next start removes the file.
     if (change.status.ok() && !change.garbage.empty()) (void)RemoveFile(change.garbage);
     if (change.ends) ownership_->Release(change.id);
-    ReportChange(change);
+    store::FinishChange(report_, change);
   }
 }
 

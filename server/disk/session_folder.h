@@ -20,8 +20,7 @@
 #include "server/disk/session_files.h"
 #include "server/disk/snapshot_file.h"
 #include "server/disk/text_order.h"
-#include "server/store/session_store.h"
-#include "server/store/work_threads.h"
+#include "server/store/threaded_store.h"
 
 namespace ovq::disk {
 
@@ -36,12 +35,12 @@ struct SessionFolderOptions {
                                                         // session
 };
 
-class SessionFolder final : public store::SessionStore {
+class SessionFolder final : public store::ThreadedStore {
  public:
   // Opens the folder; creates it if it is missing. Errors name the path. `report` is called on the
   // folder's threads.
-  static absl::StatusOr<std::unique_ptr<SessionFolder>> Open(
-      SessionFolderOptions options, std::function<void(const store::StoreReport&)> report = {});
+  static absl::StatusOr<std::unique_ptr<SessionFolder>> Open(SessionFolderOptions options,
+                                                             store::Report report = {});
   ~SessionFolder() override;
 
   absl::StatusOr<store::RecoveredSessions> Recover() override { return ownership_->Recover(); }
@@ -63,12 +62,6 @@ class SessionFolder final : public store::SessionStore {
   void Remove(const std::string& id, Done done) override;
   void PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done) override;
   void RemoveText(const std::string& id) override;
-  void ReadText(const std::string& id,
-                std::function<void(absl::StatusOr<std::string>)> done) override;
-  void Read(const std::string& id,
-            std::function<void(absl::StatusOr<store::StoredSession>)> opened) override;
-  void ReportRead(const store::StoredSession& stored, const absl::Status& status) const override;
-  void Run(std::function<void()> work) override { bulk_.Run(std::move(work)); }
 
  private:
   // A change of a session's files. CommitChanges calls `write`, syncs the changes of all sessions
@@ -91,7 +84,7 @@ class SessionFolder final : public store::SessionStore {
   };
 
   SessionFolder(SessionFolderOptions options, std::unique_ptr<FolderOwnership> ownership,
-                std::function<void(const store::StoreReport&)> report);
+                store::Report report);
 
   void Enqueue(Change change);
   void WriteSnapshot(const store::JournalHead& head, const MakeSnapshot& make,
@@ -100,10 +93,12 @@ class SessionFolder final : public store::SessionStore {
   void JournalLoop();
   void CommitChanges(std::vector<Change>& changes);
   void SyncLater(bool all);
-  void ReportChange(Change& change) const;
+  absl::StatusOr<std::string> FetchText(const std::string& id, SteadyTime) override {
+    return files_.ReadText(id);
+  }
+  absl::Status OpenStored(store::StoredSession& stored) override;
 
   const SessionFolderOptions options_;
-  const std::function<void(const store::StoreReport&)> report_;
   const SessionFiles files_;
   const std::unique_ptr<FolderOwnership> ownership_;
   TextOrder texts_;
@@ -115,7 +110,6 @@ class SessionFolder final : public store::SessionStore {
 
   std::set<std::string> unsynced_;  // paths; used by the journal thread only
   std::chrono::steady_clock::time_point synced_;
-  store::WorkThreads bulk_;
   std::thread journal_thread_;
 };
 

@@ -108,6 +108,14 @@ std::vector<uint32_t> BodyFields::Ids(const char* name) {
   return ids;
 }
 
+std::optional<BodyFields> BodyFields::Object(const char* name, const char* expected) {
+  const Json* const json = Any(name);
+  if (json == nullptr || IsDefault(*json)) return std::nullopt;
+  if (json->is_object()) return std::make_optional<BodyFields>(*json, Path(name) + ".");
+  Expected(name, expected, *json);
+  return std::nullopt;
+}
+
 bool IsDefault(const Json& json) {
   if (json.is_string()) return json.get_ref<const std::string&>().empty();
   if (json.is_object()) return std::ranges::all_of(json, IsDefault);

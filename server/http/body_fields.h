@@ -27,6 +27,9 @@ class BodyFields {
   std::optional<uint32_t> Count(const char* name);
   std::optional<int64_t> Integer(const char* name);  // 64 bits
   std::vector<uint32_t> Ids(const char* name);       // a list of token ids
+  // The fields of an object, whose Finish its reader passes to Fail. None if the field is absent or
+  // says nothing (IsDefault), or is no object, which is an error.
+  std::optional<BodyFields> Object(const char* name, const char* expected = "an object");
   // Accepts any value of a field that has no meaning in this server.
   void Skip(const char* name) { (void)Any(name); }
   // A field that is not served: any value that is neither IsDefault nor accepted is an error that

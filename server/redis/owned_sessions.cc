@@ -9,11 +9,6 @@ std::string WriteNumber::Before() const {
   return before.empty() ? " unknown " : absl::StrCat(" ", absl::StrJoin(before, " "), " ");
 }
 
-void OwnedSessions::SetListener(std::function<void(const std::string& id)> lost) {
-  std::lock_guard lock(mutex_);
-  lost_ = std::move(lost);
-}
-
 void OwnedSessions::Add(const std::string& id, const std::string& epoch) {
   std::lock_guard lock(mutex_);
   by_id_[id] = {.epoch = epoch};
@@ -43,28 +38,6 @@ void OwnedSessions::Lose(const std::string& id, const std::string& epoch) {
   if (lost_) lost_(id);  // under the lock, before the session can be this server's again
 }
 
-void OwnedSessions::SetTold(const std::string& id) {
-  std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  if (found != by_id_.end()) found->second.told = true;
-}
-
-bool OwnedSessions::WasTold(const std::string& id) const {
-  std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  return found != by_id_.end() && found->second.told;
-}
-
-bool OwnedSessions::Contains(const std::string& id) const {
-  std::lock_guard lock(mutex_);
-  return by_id_.contains(id);
-}
-
-size_t OwnedSessions::size() const {
-  std::lock_guard lock(mutex_);
-  return by_id_.size();
-}
-
 std::vector<std::pair<std::string, std::string>> OwnedSessions::All() const {
   std::lock_guard lock(mutex_);
   std::vector<std::pair<std::string, std::string>> all;
@@ -76,8 +49,8 @@ std::vector<std::pair<std::string, std::string>> OwnedSessions::All() const {
 
 std::string OwnedSessions::Epoch(const std::string& id) const {
   std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  return found == by_id_.end() ? kNotOwned : found->second.epoch;
+  const Owned* const owned = Find(id);
+  return owned == nullptr ? kNotOwned : owned->epoch;
 }
 
 WriteNumber OwnedSessions::NextWrite(const std::string& id, const std::string& epoch) {

@@ -2,17 +2,14 @@
 // knows.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <functional>
-#include <map>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/redis/redis_connection.h"
+#include "server/store/owned_table.h"
 
 namespace ovq::redis {
 
@@ -31,11 +28,17 @@ struct WriteNumber {
   std::string Before() const;  // as ARGV[4] of the scripts
 };
 
+struct Owned {
+  std::string epoch;
+  uint64_t next = 1;                 // number of the next write
+  std::vector<uint64_t> last = {0};  // its WriteNumber::before
+  bool creating = false;
+  bool told = false;  // as found
+};
+
 // Thread-safe.
-class OwnedSessions {
+class OwnedSessions : public store::OwnedTable<Owned> {
  public:
-  // Sets the function that is told of lost sessions; null for none. It must not call this object.
-  void SetListener(std::function<void(const std::string& id)> lost);
   void Add(const std::string& id, const std::string& epoch);
   // Adds a session that Redis does not have yet, with the epoch of a new one. False if the session
   // is here already. Until EndCreate, All leaves it out.
@@ -45,11 +48,6 @@ class OwnedSessions {
   // Forgets a session that another server owns, unless it is here in another epoch, and tells the
   // listener.
   void Lose(const std::string& id, const std::string& epoch);
-  // Remembers that the listener was told of a session as found, for as long as it is here.
-  void SetTold(const std::string& id);
-  bool WasTold(const std::string& id) const;
-  bool Contains(const std::string& id) const;
-  size_t size() const;
   std::vector<std::pair<std::string, std::string>> All() const;  // ids and epochs
 
   // The epoch in which this server owns the session; kNotOwned if it does not.
@@ -65,19 +63,6 @@ class OwnedSessions {
   // that is not there. entry: the write is one of the journal.
   absl::Status EndWrite(const WriteNumber& write, const absl::StatusOr<Reply>& reply,
                         const absl::Status& gone, bool unanswered, bool entry);
-
- private:
-  struct Owned {
-    std::string epoch;
-    uint64_t next = 1;                 // number of the next write
-    std::vector<uint64_t> last = {0};  // its WriteNumber::before
-    bool creating = false;
-    bool told = false;  // as found
-  };
-
-  mutable std::mutex mutex_;  // guards the members below
-  std::map<std::string, Owned> by_id_;
-  std::function<void(const std::string&)> lost_;
 };
 
 }  // namespace ovq::redis

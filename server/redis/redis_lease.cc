@@ -10,11 +10,10 @@
 #include "base/thread_name.h"
 #include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::redis {
 namespace {
-
-using SteadyClock = std::chrono::steady_clock;
 
 constexpr char kListenSeconds[] = "0.1";
 constexpr size_t kVerifiedTogether = 256;
@@ -34,13 +33,7 @@ absl::Status RedisLease::Start() {
 }
 
 void RedisLease::End() {
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
+  if (!store::EndThread(thread_, mutex_, changed_, ending_)) return;
   (void)client_.Run({"DEL", LeaseKey(server_), AsksKey(server_)});
 }
 
@@ -75,11 +68,7 @@ absl::Status RedisLease::Renew(SteadyTime until) {
   const int64_t sent = NanosecondsSinceBoot();
   const absl::StatusOr<Reply> reply =
       client_.Run(ScriptCommand(kRenewScript, server_, "", {absl::StrCat(++renewals_), ms}), until);
-  if (report_) {
-    report_({.kind = "lease",
-             .duration = TimeBetween(begin, SteadyClock::now()),
-             .status = reply.status()});
-  }
+  store::ReportEnd(report_, "lease", begin, reply.status());
   RETURN_IF_ERROR(reply.status());
   if (since_.exchange(reply->number) != reply->number) BeginVerify();
   renewed_ = sent;  // after verify_, for Keep

@@ -25,8 +25,7 @@ namespace ovq::redis {
 class RedisLease {
  public:
   // asked: receives the ids of sessions for which other servers ask, on the thread of this object.
-  RedisLease(RedisClient& client, const RedisStoreOptions& options,
-             const std::function<void(const store::StoreReport&)>& report,
+  RedisLease(RedisClient& client, const RedisStoreOptions& options, const store::Report& report,
              const std::string& server, OwnedSessions& sessions,
              std::function<void(const std::string& id)> asked)
       : client_(client),
@@ -67,7 +66,7 @@ class RedisLease {
 
   RedisClient& client_;
   const RedisStoreOptions& options_;
-  const std::function<void(const store::StoreReport&)>& report_;
+  const store::Report& report_;
   const std::string& server_;  // this server's name
   OwnedSessions& sessions_;
   const std::function<void(const std::string& id)> asked_;

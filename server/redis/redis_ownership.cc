@@ -11,11 +11,10 @@
 #include "base/thread_name.h"
 #include "server/redis/redis_keys.h"
 #include "server/redis/redis_scripts.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::redis {
 namespace {
-
-using SteadyClock = std::chrono::steady_clock;
 
 constexpr absl::Duration kPollInterval = absl::Milliseconds(5);
 constexpr absl::Duration kRequestInterval = absl::Milliseconds(100);
@@ -36,7 +35,8 @@ absl::Duration LeaseLength(const std::string& value) {
 
 }  // namespace
 
-RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& options, Report report)
+RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& options,
+                               store::Report report)
     : client_(client),
       options_(options),
       report_(std::move(report)),
@@ -51,13 +51,7 @@ absl::Status RedisOwnership::Start() {
 }
 
 void RedisOwnership::End() {
-  if (!move_thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  move_thread_.join();
+  if (!store::EndThread(move_thread_, mutex_, changed_, ending_)) return;
   lease_.End();
 }
 
@@ -107,10 +101,7 @@ void RedisOwnership::SendLeave(const WriteNumber& last, const char* script, Stea
     script = kReleaseScript;  // others can have it at least
     status = client_.Run(Script(script, last, "", {}), until).status();
   }
-  if (report_) {
-    report_(
-        {.kind = "release", .duration = TimeBetween(begin, SteadyClock::now()), .status = status});
-  }
+  store::ReportEnd(report_, "release", begin, status);
   std::lock_guard lock(mutex_);
   releasing_.erase(last.id);
   if (absl::IsUnavailable(status)) unreleased_.try_emplace(last.id, Leaving{last, script});
@@ -266,13 +257,9 @@ void RedisOwnership::Sweep() {
 }
 
 void RedisOwnership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found) {
-  if (report_) {
-    const bool answered = found.ok() || absl::IsNotFound(found.status()) ||
-                          absl::IsFailedPrecondition(found.status());
-    report_({.kind = "acquire",
-             .duration = TimeBetween(call.begin, SteadyClock::now()),
-             .status = answered ? absl::OkStatus() : found.status()});
-  }
+  const bool answered =
+      absl::IsNotFound(found.status()) || absl::IsFailedPrecondition(found.status());
+  store::ReportEnd(report_, "acquire", call.begin, answered ? absl::OkStatus() : found.status());
   call.done(std::move(found));
 }
 

@@ -31,9 +31,8 @@ namespace ovq::redis {
 class RedisOwnership {
  public:
   using Acquired = store::SessionStore::Acquired;
-  using Report = std::function<void(const store::StoreReport&)>;
 
-  RedisOwnership(RedisClient& client, const RedisStoreOptions& options, Report report);
+  RedisOwnership(RedisClient& client, const RedisStoreOptions& options, store::Report report);
   ~RedisOwnership() { End(); }
 
   absl::Status Start();  // acquires the lease
@@ -112,7 +111,7 @@ class RedisOwnership {
 
   RedisClient& client_;
   const RedisStoreOptions options_;
-  const Report report_;
+  const store::Report report_;
   const std::string server_;  // this server's name
   OwnedSessions sessions_;
   // Used by the thread that acquires.

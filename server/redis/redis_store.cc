@@ -15,8 +15,6 @@
 namespace ovq::redis {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr char kDeclineLifeMs[] = "2000";
 constexpr int kBulkThreads = 2;
 constexpr int kSnapshotAttempts = 3;
@@ -42,9 +40,9 @@ std::string InfoField(const std::string& info, const std::string& name) {
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<RedisStore>> RedisStore::Open(
-    RedisStoreOptions options, std::function<void(const store::StoreReport&)> report,
-    std::vector<std::string>* warnings) {
+absl::StatusOr<std::unique_ptr<RedisStore>> RedisStore::Open(RedisStoreOptions options,
+                                                             store::Report report,
+                                                             std::vector<std::string>* warnings) {
   std::unique_ptr<RedisStore> result(new RedisStore(options, std::move(report)));
   RETURN_IF_ERROR(result->CheckServer(warnings));
   RETURN_IF_ERROR(
@@ -56,19 +54,17 @@ absl::StatusOr<std::unique_ptr<RedisStore>> RedisStore::Open(
   return result;
 }
 
-RedisStore::RedisStore(const RedisStoreOptions& options,
-                       std::function<void(const store::StoreReport&)> report)
-    : options_(options),
-      report_(std::move(report)),
+RedisStore::RedisStore(const RedisStoreOptions& options, store::Report report)
+    : ThreadedStore(std::move(report), kBulkThreads, "redis"),
+      options_(options),
       client_(options.address, options.reply_timeout),
       ownership_(client_, options, report_),
       sessions_(ownership_.sessions()),
       lease_(ownership_.lease()),
-      writer_(client_, ownership_, options, report_),
-      bulk_(kBulkThreads, "redis") {}
+      writer_(client_, ownership_, options, report_) {}
 
 RedisStore::~RedisStore() {
-  bulk_.Finish();
+  FinishWork();
   writer_.Finish();
   ownership_.End();  // the lease lasts until all changes are made
 }
@@ -267,25 +263,11 @@ void RedisStore::RemoveText(const std::string& id) {
 
 // --- Reading ---
 
-void RedisStore::ReadText(const std::string& id,
-                          std::function<void(absl::StatusOr<std::string>)> done) {
-  Run([this, begin = SteadyClock::now(), id, done = std::move(done)] {
-    const std::string key = TextKey(id);
-    const absl::StatusOr<Reply> reply = client_.Run({"GET", key}, After(begin, options_.patience));
-    absl::StatusOr<std::string> text = std::string();
-    if (!reply.ok()) {
-      text = reply.status();
-    } else {
-      text = reply->null ? NotStored(id) : store::DecodeText(reply->text, key);
-    }
-    if (report_ && !absl::IsNotFound(text.status())) {
-      report_({.kind = "read",
-               .bytes = text.ok() ? text->size() : 0,
-               .duration = TimeBetween(begin, SteadyClock::now()),
-               .status = text.status()});
-    }
-    done(std::move(text));
-  });
+absl::StatusOr<std::string> RedisStore::FetchText(const std::string& id, SteadyTime begin) {
+  const std::string key = TextKey(id);
+  ASSIGN_OR_RETURN(const Reply reply, client_.Run({"GET", key}, After(begin, options_.patience)));
+  if (reply.null) return NotStored(id);
+  return store::DecodeText(reply.text, key);
 }
 
 absl::Status RedisStore::OpenStored(store::StoredSession& stored) {
@@ -299,25 +281,6 @@ absl::Status RedisStore::OpenStored(store::StoredSession& stored) {
   stored.snapshot = std::make_unique<RedisSnapshot>(client_, SessionKey(stored.id),
                                                     std::move(parts), options_.patience);
   return absl::OkStatus();
-}
-
-void RedisStore::Read(const std::string& id,
-                      std::function<void(absl::StatusOr<store::StoredSession>)> opened) {
-  Run([this, begin = SteadyClock::now(), id, opened = std::move(opened)] {
-    store::StoredSession stored{.id = id, .begin = begin};
-    const absl::Status status = OpenStored(stored);
-    if (status.ok()) return opened(std::move(stored));
-    ReportRead(stored, status);
-    opened(status);
-  });
-}
-
-void RedisStore::ReportRead(const store::StoredSession& stored, const absl::Status& status) const {
-  if (!report_) return;
-  report_({.kind = "read",
-           .bytes = status.ok() ? stored.bytes() : 0,
-           .duration = TimeBetween(stored.begin, SteadyClock::now()),
-           .status = status});
 }
 
 }  // namespace ovq::redis

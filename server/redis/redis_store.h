@@ -13,17 +13,16 @@
 #include "server/redis/redis_ownership.h"
 #include "server/redis/redis_snapshot.h"
 #include "server/redis/redis_writer.h"
-#include "server/store/session_store.h"
-#include "server/store/work_threads.h"
+#include "server/store/threaded_store.h"
 
 namespace ovq::redis {
 
-class RedisStore final : public store::SessionStore {
+class RedisStore final : public store::ThreadedStore {
  public:
   // Connects, and checks that Redis is one that keeps what it is given. Errors name the address.
   // `report` is called on the store's threads. warnings: what people should know of this Redis.
   static absl::StatusOr<std::unique_ptr<RedisStore>> Open(
-      RedisStoreOptions options, std::function<void(const store::StoreReport&)> report = {},
+      RedisStoreOptions options, store::Report report = {},
       std::vector<std::string>* warnings = nullptr);
   ~RedisStore() override;
 
@@ -48,16 +47,9 @@ class RedisStore final : public store::SessionStore {
   void Remove(const std::string& id, Done done) override;
   void PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done) override;
   void RemoveText(const std::string& id) override;
-  void ReadText(const std::string& id,
-                std::function<void(absl::StatusOr<std::string>)> done) override;
-  void Read(const std::string& id,
-            std::function<void(absl::StatusOr<store::StoredSession>)> opened) override;
-  void ReportRead(const store::StoredSession& stored, const absl::Status& status) const override;
-  void Run(std::function<void()> work) override { bulk_.Run(std::move(work)); }
 
  private:
-  RedisStore(const RedisStoreOptions& options,
-             std::function<void(const store::StoreReport&)> report);
+  RedisStore(const RedisStoreOptions& options, store::Report report);
 
   void Leave(const std::string& id, const char* script);
   absl::Status CheckServer(std::vector<std::string>* warnings);
@@ -65,16 +57,15 @@ class RedisStore final : public store::SessionStore {
                             const RedisChange& change);
   absl::Status CommitSnapshot(store::JournalHead head, const SnapshotParts& parts,
                               RedisChange& change);
-  absl::Status OpenStored(store::StoredSession& stored);
+  absl::StatusOr<std::string> FetchText(const std::string& id, SteadyTime begin) override;
+  absl::Status OpenStored(store::StoredSession& stored) override;
 
   const RedisStoreOptions options_;
-  const std::function<void(const store::StoreReport&)> report_;
   RedisClient client_;
   RedisOwnership ownership_;
   OwnedSessions& sessions_;  // ownership_'s
   RedisLease& lease_;
   RedisWriter writer_;
-  store::WorkThreads bulk_;
 };
 
 }  // namespace ovq::redis

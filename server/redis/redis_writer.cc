@@ -6,11 +6,10 @@
 #include "absl/strings/str_cat.h"
 #include "base/thread_name.h"
 #include "server/redis/redis_scripts.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::redis {
 namespace {
-
-using SteadyClock = std::chrono::steady_clock;
 
 constexpr size_t kPipelined = 256;  // changes that are looked at together
 constexpr size_t kMostChanges = size_t{1} << 16;
@@ -18,20 +17,12 @@ constexpr size_t kMostChanges = size_t{1} << 16;
 }  // namespace
 
 RedisWriter::RedisWriter(RedisClient& client, RedisOwnership& ownership,
-                         const RedisStoreOptions& options, RedisOwnership::Report report)
+                         const RedisStoreOptions& options, store::Report report)
     : client_(client), ownership_(ownership), options_(options), report_(std::move(report)) {
   thread_ = std::thread([this] { Loop(); });
 }
 
-void RedisWriter::Finish() {
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
+void RedisWriter::Finish() { store::EndThread(thread_, mutex_, changed_, ending_); }
 
 RedisChange RedisWriter::NewChange(const char* kind, const std::string& id,
                                    store::SessionStore::Done done) const {
@@ -112,18 +103,8 @@ void RedisWriter::WriteEntries(std::vector<RedisChange>& changes, size_t begin, 
     change.status = ownership_.sessions().EndWrite(writes[i], sent.replies[i], gone,
                                                    sent.unanswered, /*entry=*/true);
     if (change.status.ok()) change.status = sent.replicated;
-    Report(change);
+    store::FinishChange(report_, change);
   }
-}
-
-void RedisWriter::Report(RedisChange& change) const {
-  if (report_ && change.kind != nullptr) {
-    report_({.kind = change.kind,
-             .bytes = change.bytes,
-             .duration = TimeBetween(change.begin, SteadyClock::now()),
-             .status = change.status});
-  }
-  if (change.done) change.done(std::move(change.status));
 }
 
 void RedisWriter::Loop() {
@@ -149,7 +130,7 @@ void RedisWriter::Loop() {
       }
       RedisChange& change = changes[end++];
       if (change.status.ok()) change.status = change.write(change);
-      Report(change);
+      store::FinishChange(report_, change);
     }
     lock.lock();
   }

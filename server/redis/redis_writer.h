@@ -33,7 +33,7 @@ struct RedisChange {
 class RedisWriter {
  public:
   RedisWriter(RedisClient& client, RedisOwnership& ownership, const RedisStoreOptions& options,
-              RedisOwnership::Report report);
+              store::Report report);
   ~RedisWriter() { Finish(); }
 
   // A change of the session in the epoch in which this server owns it now.
@@ -64,13 +64,12 @@ class RedisWriter {
   // Sends commands, and then waits for the replicas.
   Sent SendAll(std::vector<Command> commands, const RedisChange& first);
   void WriteEntries(std::vector<RedisChange>& changes, size_t begin, size_t end);
-  void Report(RedisChange& change) const;
   void Loop();
 
   RedisClient& client_;
   RedisOwnership& ownership_;
   const RedisStoreOptions options_;
-  const RedisOwnership::Report report_;
+  const store::Report report_;
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;

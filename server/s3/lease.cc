@@ -12,8 +12,6 @@
 namespace ovq::s3 {
 namespace {
 
-using SteadyClock = std::chrono::steady_clock;
-
 constexpr absl::Duration kLongestLease = absl::Minutes(10);
 constexpr size_t kMostSeenLeases = 4096;
 constexpr int kMostFinds = 3;  // of this server's own lease, for one renewal

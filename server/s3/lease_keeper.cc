@@ -7,16 +7,11 @@
 
 #include "base/status_macros.h"
 #include "base/thread_name.h"
+#include "server/store/work_threads.h"
 
 namespace ovq::s3 {
-namespace {
-
-using KeeperClock = std::chrono::steady_clock;
-
-}  // namespace
-
 LeaseKeeper::LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
-                         Report report, Touch touch, std::function<absl::Status()> listen)
+                         store::Report report, Touch touch, std::function<absl::Status()> listen)
     : sessions_(sessions),
       options_(options),
       report_(std::move(report)),
@@ -25,22 +20,14 @@ LeaseKeeper::LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3Stor
       lease_(client, sessions.server(), options.lease) {}
 
 absl::Status LeaseKeeper::Start() {
-  RETURN_IF_ERROR(Renew(After(KeeperClock::now(), options_.patience)));
+  RETURN_IF_ERROR(Renew(After(SteadyClock::now(), options_.patience)));
   state_ = State::kSure;
   sure_until_ = absl::ToInt64Nanoseconds(lease_.end());
   thread_ = std::thread([this] { Loop(); });
   return absl::OkStatus();
 }
 
-void LeaseKeeper::Stop() {
-  if (!thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  thread_.join();
-}
+void LeaseKeeper::Stop() { store::EndThread(thread_, mutex_, changed_, ending_); }
 
 bool LeaseKeeper::sure() const { return absl::ToInt64Nanoseconds(BootTime()) < sure_until_; }
 
@@ -53,13 +40,9 @@ void LeaseKeeper::Confirm(store::SessionStore::Done done) {
 }
 
 absl::Status LeaseKeeper::Renew(SteadyTime until) {
-  const SteadyTime begin = KeeperClock::now();
+  const SteadyTime begin = SteadyClock::now();
   const absl::StatusOr<bool> kept = lease_.Renew(until);
-  if (report_) {
-    report_({.kind = "lease",
-             .duration = TimeBetween(begin, KeeperClock::now()),
-             .status = kept.status()});
-  }
+  store::ReportEnd(report_, "lease", begin, kept.status());
   RETURN_IF_ERROR(kept.status());
   if (!*kept) {
     ++lapses_;
@@ -96,10 +79,10 @@ absl::StatusOr<bool> LeaseKeeper::Touched() {
 }
 
 absl::Status LeaseKeeper::Keep(SteadyTime& next, bool confirming) {
-  if (KeeperClock::now() >= next || (state_ == State::kSure && !sure())) {
-    const SteadyTime now = KeeperClock::now();
+  if (SteadyClock::now() >= next || (state_ == State::kSure && !sure())) {
+    const SteadyTime now = SteadyClock::now();
     RETURN_IF_ERROR(Renew(confirming ? After(now, options_.reply_timeout) : SteadyTime{}));
-    next = After(KeeperClock::now(), options_.lease / 3);
+    next = After(SteadyClock::now(), options_.lease / 3);
   }
   if (state_ == State::kLost) {
     ASSIGN_OR_RETURN(const bool idle, Touched());
@@ -120,7 +103,7 @@ absl::Status LeaseKeeper::Keep(SteadyTime& next, bool confirming) {
 
 void LeaseKeeper::Loop() {
   NameThisThread("lease");
-  SteadyTime next = After(KeeperClock::now(), options_.lease / 3);
+  SteadyTime next = After(SteadyClock::now(), options_.lease / 3);
   std::vector<store::SessionStore::Done> waiting;
   std::unique_lock lock(mutex_);
   while (!ending_) {

@@ -23,15 +23,13 @@ namespace ovq::s3 {
 // Thread-safe, except Start, Stop and GiveUp, which are called in this order.
 class LeaseKeeper {
  public:
-  using Report = std::function<void(const store::StoreReport&)>;
-
   // Stores a session's object once more, after all changes that were asked for before.
   using Touch = std::function<void(const std::string& id, store::SessionStore::Done done)>;
 
   // listen: called on the keeper's thread all the time, while the lease lasts and all sessions that
   // others acquired are known to be lost.
   LeaseKeeper(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
-              Report report, Touch touch, std::function<absl::Status()> listen);
+              store::Report report, Touch touch, std::function<absl::Status()> listen);
   ~LeaseKeeper() { Stop(); }
 
   absl::Status Start();  // acquires the lease, and begins to renew it
@@ -59,7 +57,7 @@ class LeaseKeeper {
 
   OwnedSessions& sessions_;
   const S3StoreOptions options_;
-  const Report report_;
+  const store::Report report_;
   const Touch touch_;
   const std::function<absl::Status()> listen_;
   Lease lease_;                 // of Start, then of the thread

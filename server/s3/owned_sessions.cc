@@ -16,11 +16,6 @@ size_t KeptBytes(const StoredObject& stored) { return sizeof(stored) + stored.ob
 
 }  // namespace
 
-void OwnedSessions::SetListener(std::function<void(const std::string& id)> lost) {
-  std::lock_guard lock(mutex_);
-  lost_ = std::move(lost);
-}
-
 void OwnedSessions::Keep(const std::string& id, Owned& owned, StoredObject stored) {
   Drop(owned);
   kept_bytes_ += KeptBytes(stored);
@@ -72,36 +67,14 @@ void OwnedSessions::Lose(const std::string& id, uint64_t term) {
 
 uint64_t OwnedSessions::Term(const std::string& id) const {
   std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  return found == by_id_.end() ? 0 : found->second.term;
-}
-
-void OwnedSessions::SetTold(const std::string& id) {
-  std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  if (found != by_id_.end()) found->second.told = true;
-}
-
-bool OwnedSessions::WasTold(const std::string& id) const {
-  std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  return found != by_id_.end() && found->second.told;
-}
-
-bool OwnedSessions::Contains(const std::string& id) const {
-  std::lock_guard lock(mutex_);
-  return by_id_.contains(id);
+  const Owned* const owned = Find(id);
+  return owned == nullptr ? 0 : owned->term;
 }
 
 bool OwnedSessions::Owns(const std::string& id, uint64_t epoch) const {
   std::lock_guard lock(mutex_);
-  const auto found = by_id_.find(id);
-  return found != by_id_.end() && found->second.epoch == epoch;
-}
-
-size_t OwnedSessions::size() const {
-  std::lock_guard lock(mutex_);
-  return by_id_.size();
+  const Owned* const owned = Find(id);
+  return owned != nullptr && owned->epoch == epoch;
 }
 
 std::vector<std::string> OwnedSessions::All() const {

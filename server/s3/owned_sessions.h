@@ -6,14 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <list>
-#include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "server/s3/session_object.h"
+#include "server/store/owned_table.h"
 
 namespace ovq::s3 {
 
@@ -25,8 +24,16 @@ struct HeldSession {
   std::optional<StoredObject> stored = {};  // nullopt: it has to be read
 };
 
+struct Owned {
+  uint64_t term = 0, epoch = 0;
+  bool creating = false;  // it is not stored yet
+  bool told = false;      // as found
+  std::optional<StoredObject> stored = {};
+  std::list<std::string>::iterator used = {};  // of those that are kept, if something is stored
+};
+
 // Thread-safe.
-class OwnedSessions {
+class OwnedSessions : public store::OwnedTable<Owned> {
  public:
   // Changes an object before it is stored; it may be called again on what is stored then. Cancelled
   // if nothing is to be stored, which is no error.
@@ -37,8 +44,6 @@ class OwnedSessions {
   OwnedSessions(S3Client& client, std::string server, size_t cache_bytes)
       : client_(client), server_(std::move(server)), cache_bytes_(cache_bytes) {}
 
-  // Sets the function that is told of lost sessions; null for none.
-  void SetListener(std::function<void(const std::string& id)> lost);
   void Add(const std::string& id, StoredObject stored);
   // Adds a session that is not stored yet and returns its term; 0 if it is here already.
   uint64_t BeginCreate(const std::string& id);
@@ -50,12 +55,7 @@ class OwnedSessions {
   // A term is this server's number of the time in which it owns a session; 0: it does not. What was
   // asked for in one term does not happen in another.
   uint64_t Term(const std::string& id) const;
-  // Remembers that the listener was told of a session as found, for as long as it is here.
-  void SetTold(const std::string& id);
-  bool WasTold(const std::string& id) const;
-  bool Contains(const std::string& id) const;
   bool Owns(const std::string& id, uint64_t epoch) const;
-  size_t size() const;
   std::vector<std::string> All() const;  // ids
 
   // Changes a session. At most one thread at a time changes it. Aborted if this server does not own
@@ -71,14 +71,6 @@ class OwnedSessions {
   const std::string& server() const { return server_; }
 
  private:
-  struct Owned {
-    uint64_t term = 0, epoch = 0;
-    bool creating = false;  // it is not stored yet
-    bool told = false;      // as found
-    std::optional<StoredObject> stored = {};
-    std::list<std::string>::iterator used = {};  // in used_, if something is stored
-  };
-
   HeldSession Hold(const std::string& id, uint64_t term);
   void Return(HeldSession held);
   // These need mutex_.
@@ -89,12 +81,10 @@ class OwnedSessions {
   const std::string server_;
   const size_t cache_bytes_;
 
-  mutable std::mutex mutex_;  // guards the members below
-  std::map<std::string, Owned> by_id_;
+  // mutex_ guards these, too.
   uint64_t last_term_ = 0;
   std::list<std::string> used_;  // ids of those that are kept, the one used last at the end
   size_t kept_bytes_ = 0;
-  std::function<void(const std::string&)> lost_;
 };
 
 }  // namespace ovq::s3

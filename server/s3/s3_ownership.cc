@@ -14,8 +14,6 @@
 namespace ovq::s3 {
 namespace {
 
-using OwnershipClock = std::chrono::steady_clock;
-
 constexpr absl::Duration kPass = absl::Milliseconds(10);  // between looks at pending calls
 constexpr absl::Duration kPollInterval = absl::Milliseconds(100);
 constexpr absl::Duration kAskInterval = absl::Seconds(2);  // until it is asked once more
@@ -33,7 +31,7 @@ absl::Status InUse(const std::string& id) {
 
 }  // namespace
 
-S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, Report report,
+S3Ownership::S3Ownership(S3Client& client, const S3StoreOptions& options, store::Report report,
                          LeaseKeeper::Touch touch)
     : client_(client),
       options_(options),
@@ -63,18 +61,12 @@ absl::Status S3Ownership::Start() {
 }
 
 void S3Ownership::End() {
-  if (!move_thread_.joinable()) return;
-  {
-    std::lock_guard lock(mutex_);
-    ending_ = true;
-  }
-  changed_.notify_all();
-  move_thread_.join();
+  if (!store::EndThread(move_thread_, mutex_, changed_, ending_)) return;
   lease_.Stop();
   garbage_.Stop();
   sweeper_.Stop();
   workers_.Finish();
-  garbage_.RemoveAll(After(OwnershipClock::now(), kFarewell));
+  garbage_.RemoveAll(After(SteadyClock::now(), kFarewell));
   lease_.GiveUp();
   asks_.End();
 }
@@ -86,7 +78,7 @@ void S3Ownership::Acquire(const std::string& id, Acquired done) {
     std::lock_guard lock(mutex_);
     Acquisition& call = acquisitions_.emplace_back();
     call.id = id;
-    call.begin = OwnershipClock::now();
+    call.begin = SteadyClock::now();
     call.done = std::move(done);
   }
   changed_.notify_all();
@@ -108,7 +100,7 @@ Leaving S3Ownership::BeginLeave(const std::string& id, uint64_t term, Leave how)
 }
 
 void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
-  const SteadyTime begin = OwnershipClock::now();
+  const SteadyTime begin = SteadyClock::now();
   const std::string id = leaving.held.id;
   if (leaving.held.epoch == 0) {  // it was lost before
     std::lock_guard lock(mutex_);
@@ -124,11 +116,7 @@ void S3Ownership::SendLeave(Leaving leaving, SteadyTime until) {
   }
   const bool elsewhere = absl::IsAborted(status) && leaving.how == Leave::kRelease;
   if (absl::IsNotFound(status) || elsewhere) status = absl::OkStatus();
-  if (report_) {
-    report_({.kind = "release",
-             .duration = TimeBetween(begin, OwnershipClock::now()),
-             .status = status});
-  }
+  store::ReportEnd(report_, "release", begin, status);
   std::lock_guard lock(mutex_);
   releasing_.erase(id);
   if (absl::IsUnavailable(status)) unsent_.try_emplace(id, std::move(leaving));
@@ -241,7 +229,7 @@ absl::StatusOr<store::FoundSession> S3Ownership::CheckAndPut(const std::string& 
   const auto keep = [](SessionObject&) { return absl::OkStatus(); };
   const absl::Status kept =
       sessions_.Commit(id, sessions_.Term(id), keep, ChangedMeanwhile(id),
-                       std::max(until, After(OwnershipClock::now(), options_.reply_timeout)));
+                       std::max(until, After(SteadyClock::now(), options_.reply_timeout)));
   if (kept.ok()) return found;
   if (!absl::IsAborted(kept) && !absl::IsUnknown(kept)) {
     SendLeave(BeginLeave(id, sessions_.Term(id), Leave::kRelease), until);
@@ -250,13 +238,9 @@ absl::StatusOr<store::FoundSession> S3Ownership::CheckAndPut(const std::string& 
 }
 
 void S3Ownership::Finish(Acquisition& call, absl::StatusOr<store::FoundSession> found) {
-  if (report_) {
-    const bool answered = found.ok() || absl::IsNotFound(found.status()) ||
-                          absl::IsFailedPrecondition(found.status());
-    report_({.kind = "acquire",
-             .duration = TimeBetween(call.begin, OwnershipClock::now()),
-             .status = answered ? absl::OkStatus() : found.status()});
-  }
+  const bool answered =
+      absl::IsNotFound(found.status()) || absl::IsFailedPrecondition(found.status());
+  store::ReportEnd(report_, "acquire", call.begin, answered ? absl::OkStatus() : found.status());
   call.answered = true;
   call.done(std::move(found));
   if (!call.asked.empty()) asks_.Withdraw(call.asked, call.id);
@@ -287,7 +271,7 @@ absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool 
       return absl::OkStatus();
     }
   }
-  const SteadyTime now = OwnershipClock::now();
+  const SteadyTime now = SteadyClock::now();
   if (ending || TimeBetween(call.first, now) >= options_.ownership_timeout) {
     Finish(call, absl::UnavailableError(absl::StrCat(
                      "session ", call.id, ": another server has it and does not answer")));
@@ -306,7 +290,7 @@ absl::Status S3Ownership::Ask(Acquisition& call, const std::string& owner, bool 
 
 // Leaves the call unanswered where it is to be tried again.
 void S3Ownership::Try(Acquisition& call, bool ending) {
-  const SteadyTime now = OwnershipClock::now();
+  const SteadyTime now = SteadyClock::now();
   if (call.first == SteadyTime()) call.first = now;
   call.next = After(now, kPollInterval);
   absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, call.id, {});
@@ -326,7 +310,7 @@ void S3Ownership::Try(Acquisition& call, bool ending) {
                      [&](store::FoundSession found) { Finish(call, std::move(found)); });
     if (status.ok()) return;
   }
-  const bool late = TimeBetween(call.first, OwnershipClock::now()) >= options_.ownership_timeout;
+  const bool late = TimeBetween(call.first, SteadyClock::now()) >= options_.ownership_timeout;
   const bool again = absl::IsUnavailable(status) || absl::IsAborted(status);
   if (again && !late && !ending) return;
   if (absl::IsAborted(status)) status = absl::UnavailableError(status.message());
@@ -343,7 +327,7 @@ void S3Ownership::TryDue(Acquisitions& calls, bool ending) {
   for (const Acquisition& call : calls) {
     if (call.busy) ids.insert(call.id);
   }
-  const SteadyTime now = OwnershipClock::now();
+  const SteadyTime now = SteadyClock::now();
   for (Acquisition& call : calls) {
     bool wait = false;
     // A worker may have answered it since the first look.
@@ -361,7 +345,7 @@ void S3Ownership::TryDue(Acquisitions& calls, bool ending) {
 void S3Ownership::MoveLoop() {
   NameThisThread("moves");
   Acquisitions waiting;
-  SteadyTime kept = OwnershipClock::now();
+  SteadyTime kept = SteadyClock::now();
   std::unique_lock lock(mutex_);
   for (;;) {
     const auto ready = [this] { return ending_ || !acquisitions_.empty(); };
@@ -375,13 +359,13 @@ void S3Ownership::MoveLoop() {
     lock.unlock();
     TryDue(waiting, ending);
     if (ending && waiting.empty()) return;
-    if (TimeBetween(kept, OwnershipClock::now()) >= kHousekeeping) {
+    if (TimeBetween(kept, SteadyClock::now()) >= kHousekeeping) {
       const auto keep_house = [this] {  // after an outage this takes long
         KeepHouse();
         housekeeping_ = false;
       };
       if (!housekeeping_.exchange(true)) workers_.Run(keep_house);
-      kept = OwnershipClock::now();
+      kept = SteadyClock::now();
     }
     lock.lock();
   }
@@ -392,11 +376,11 @@ absl::Status S3Ownership::ListenOnce() {
   std::unique_lock lock(mutex_);
   const std::function<void(const std::string&)> tell = asked_;
   lock.unlock();
-  const SteadyTime end = After(OwnershipClock::now(), options_.lease / 6);
+  const SteadyTime end = After(SteadyClock::now(), options_.lease / 6);
   for (const std::string& id : asked) {
     if (!sessions_.Contains(id)) {
       // They are listed again, and the lease comes first.
-      if (OwnershipClock::now() > end) return absl::OkStatus();
+      if (SteadyClock::now() > end) return absl::OkStatus();
       RETURN_IF_ERROR(ReleaseStray(id));
       asks_.Drop(id);
     } else if (tell) {

@@ -37,9 +37,8 @@ namespace ovq::s3 {
 class S3Ownership {
  public:
   using Acquired = store::SessionStore::Acquired;
-  using Report = LeaseKeeper::Report;
 
-  S3Ownership(S3Client& client, const S3StoreOptions& options, Report report,
+  S3Ownership(S3Client& client, const S3StoreOptions& options, store::Report report,
               LeaseKeeper::Touch touch);
   ~S3Ownership() { End(); }
 
@@ -103,7 +102,7 @@ class S3Ownership {
 
   S3Client& client_;
   const S3StoreOptions options_;
-  const Report report_;
+  const store::Report report_;
   OwnedSessions sessions_;
   Garbage garbage_;
   SeenLeases seen_;

@@ -11,8 +11,6 @@
 namespace ovq::s3 {
 namespace {
 
-using StoreClock = std::chrono::steady_clock;
-
 constexpr int kBulkThreads = 4;
 
 absl::Status NotStored(const std::string& id) {
@@ -57,33 +55,6 @@ absl::Status CheckPreconditions(S3Client& client, SteadyTime until) {
   return client.Delete(key, until);
 }
 
-absl::StatusOr<std::string> FetchText(S3Client& client, const std::string& id, SteadyTime until) {
-  ASSIGN_OR_RETURN(const StoredObject stored, ReadSessionObject(client, id, until));
-  if (stored.object.text.empty()) return NotStored(id);
-  const std::string key = DataKey(id, stored.object.text);
-  const absl::StatusOr<ObjectBytes> text = client.GetObject(key, until);
-  if (absl::IsNotFound(text.status())) {
-    return absl::DataLossError(absl::StrCat(key, ": is missing"));
-  }
-  RETURN_IF_ERROR(text.status());
-  return store::DecodeText(text->bytes, key);
-}
-
-absl::Status OpenStored(S3Client& client, absl::Duration patience, store::StoredSession& stored) {
-  const SteadyTime until = After(stored.begin, patience);
-  ASSIGN_OR_RETURN(const StoredObject there, ReadSessionObject(client, stored.id, until));
-  const SessionObject& object = there.object;
-  if (object.removed) return NotStored(stored.id);
-  ASSIGN_OR_RETURN(const std::string bytes, ReadJournal(client, stored.id, object, until));
-  ASSIGN_OR_RETURN(stored.journal, store::DecodeJournal(bytes));
-  if (stored.journal.head.version == 0) return absl::OkStatus();
-  SnapshotParts parts = {.name = object.snapshot,
-                         .count = object.snapshot_parts,
-                         .bytes = stored.journal.head.snapshot_bytes};
-  stored.snapshot = std::make_unique<S3Snapshot>(client, stored.id, std::move(parts), patience);
-  return absl::OkStatus();
-}
-
 // Stores the object of a session that is not there yet, with a later epoch than any removed one of
 // its name. AlreadyExists if it is.
 absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, SessionObject& object,
@@ -93,7 +64,7 @@ absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, Ses
     absl::StatusOr<std::string> etag =
         client.PutObject(SessionKey(id), EncodeSessionObject(object), precondition, /*until=*/{});
     if (etag.ok()) return StoredObject{object, *std::move(etag)};
-    const SteadyTime next = After(StoreClock::now(), PauseAfter(failures));
+    const SteadyTime next = After(SteadyClock::now(), PauseAfter(failures));
     if (absl::IsFailedPrecondition(etag.status()) || absl::IsNotFound(etag.status())) {
       absl::StatusOr<StoredObject> there = ReadSessionObject(client, id, until);
       if (there.ok() && there->object.nonce == object.nonce) return there;
@@ -112,27 +83,25 @@ absl::StatusOr<StoredObject> PutNew(S3Client& client, const std::string& id, Ses
 
 }  // namespace
 
-absl::StatusOr<std::unique_ptr<S3Store>> S3Store::Open(
-    S3StoreOptions options, std::function<void(const store::StoreReport&)> report) {
+absl::StatusOr<std::unique_ptr<S3Store>> S3Store::Open(S3StoreOptions options,
+                                                       store::Report report) {
   std::unique_ptr<S3Store> result(new S3Store(options, std::move(report)));
-  RETURN_IF_ERROR(CheckPreconditions(result->client_, After(StoreClock::now(), options.patience)));
+  RETURN_IF_ERROR(CheckPreconditions(result->client_, After(SteadyClock::now(), options.patience)));
   RETURN_IF_ERROR(result->ownership_.Start());
   return result;
 }
 
-S3Store::S3Store(const S3StoreOptions& options,
-                 std::function<void(const store::StoreReport&)> report)
-    : options_(options),
-      report_(std::move(report)),
+S3Store::S3Store(const S3StoreOptions& options, store::Report report)
+    : ThreadedStore(std::move(report), kBulkThreads, "s3"),
+      options_(options),
       client_(options.address, options.credentials, options.reply_timeout),
       ownership_(client_, options, report_,
                  [this](const std::string& id, Done done) { writer_.Touch(id, std::move(done)); }),
       sessions_(ownership_.sessions()),
-      writer_(client_, sessions_, options, report_),
-      bulk_(kBulkThreads, "s3") {}
+      writer_(client_, sessions_, options, report_) {}
 
 S3Store::~S3Store() {
-  bulk_.Finish();
+  FinishWork();
   writer_.Finish();
   ownership_.End();  // the lease lasts until all changes are made
 }
@@ -140,7 +109,7 @@ S3Store::~S3Store() {
 // --- Ownership ---
 
 S3Change S3Store::NewChange(const char* kind, const std::string& id, Done done) const {
-  S3Change change{.kind = kind, .id = id, .term = sessions_.Term(id), .begin = StoreClock::now()};
+  S3Change change{.kind = kind, .id = id, .term = sessions_.Term(id), .begin = SteadyClock::now()};
   change.done = std::move(done);
   return change;
 }
@@ -355,37 +324,33 @@ void S3Store::RemoveText(const std::string& id) {
 
 // --- Reading ---
 
-void S3Store::ReadText(const std::string& id,
-                       std::function<void(absl::StatusOr<std::string>)> done) {
-  Run([this, begin = StoreClock::now(), id, done = std::move(done)] {
-    absl::StatusOr<std::string> text = FetchText(client_, id, After(begin, options_.patience));
-    if (report_ && !absl::IsNotFound(text.status())) {
-      report_({.kind = "read",
-               .bytes = text.ok() ? text->size() : 0,
-               .duration = TimeBetween(begin, StoreClock::now()),
-               .status = text.status()});
-    }
-    done(std::move(text));
-  });
+absl::StatusOr<std::string> S3Store::FetchText(const std::string& id, SteadyTime begin) {
+  const SteadyTime until = After(begin, options_.patience);
+  ASSIGN_OR_RETURN(const StoredObject stored, ReadSessionObject(client_, id, until));
+  if (stored.object.text.empty()) return NotStored(id);
+  const std::string key = DataKey(id, stored.object.text);
+  const absl::StatusOr<ObjectBytes> text = client_.GetObject(key, until);
+  if (absl::IsNotFound(text.status())) {
+    return absl::DataLossError(absl::StrCat(key, ": is missing"));
+  }
+  RETURN_IF_ERROR(text.status());
+  return store::DecodeText(text->bytes, key);
 }
 
-void S3Store::Read(const std::string& id,
-                   std::function<void(absl::StatusOr<store::StoredSession>)> opened) {
-  Run([this, begin = StoreClock::now(), id, opened = std::move(opened)] {
-    store::StoredSession stored{.id = id, .begin = begin};
-    const absl::Status status = OpenStored(client_, options_.patience, stored);
-    if (status.ok()) return opened(std::move(stored));
-    ReportRead(stored, status);
-    opened(status);
-  });
-}
-
-void S3Store::ReportRead(const store::StoredSession& stored, const absl::Status& status) const {
-  if (!report_) return;
-  report_({.kind = "read",
-           .bytes = status.ok() ? stored.bytes() : 0,
-           .duration = TimeBetween(stored.begin, StoreClock::now()),
-           .status = status});
+absl::Status S3Store::OpenStored(store::StoredSession& stored) {
+  const SteadyTime until = After(stored.begin, options_.patience);
+  ASSIGN_OR_RETURN(const StoredObject there, ReadSessionObject(client_, stored.id, until));
+  const SessionObject& object = there.object;
+  if (object.removed) return NotStored(stored.id);
+  ASSIGN_OR_RETURN(const std::string bytes, ReadJournal(client_, stored.id, object, until));
+  ASSIGN_OR_RETURN(stored.journal, store::DecodeJournal(bytes));
+  if (stored.journal.head.version == 0) return absl::OkStatus();
+  SnapshotParts parts = {.name = object.snapshot,
+                         .count = object.snapshot_parts,
+                         .bytes = stored.journal.head.snapshot_bytes};
+  stored.snapshot =
+      std::make_unique<S3Snapshot>(client_, stored.id, std::move(parts), options_.patience);
+  return absl::OkStatus();
 }
 
 }  // namespace ovq::s3

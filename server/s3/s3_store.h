@@ -13,17 +13,16 @@
 #include "server/s3/s3_ownership.h"
 #include "server/s3/s3_snapshot.h"
 #include "server/s3/s3_writer.h"
-#include "server/store/session_store.h"
-#include "server/store/work_threads.h"
+#include "server/store/threaded_store.h"
 
 namespace ovq::s3 {
 
-class S3Store final : public store::SessionStore {
+class S3Store final : public store::ThreadedStore {
  public:
   // Checks that the object store keeps preconditions, and acquires a lease. Errors name the
   // address. `report` is called on the store's threads.
-  static absl::StatusOr<std::unique_ptr<S3Store>> Open(
-      S3StoreOptions options, std::function<void(const store::StoreReport&)> report = {});
+  static absl::StatusOr<std::unique_ptr<S3Store>> Open(S3StoreOptions options,
+                                                       store::Report report = {});
   ~S3Store() override;
 
   absl::StatusOr<store::RecoveredSessions> Recover() override { return ownership_.Recover(); }
@@ -47,15 +46,9 @@ class S3Store final : public store::SessionStore {
   void Remove(const std::string& id, Done done) override;
   void PutText(const std::string& id, std::shared_ptr<const std::string> text, Done done) override;
   void RemoveText(const std::string& id) override;
-  void ReadText(const std::string& id,
-                std::function<void(absl::StatusOr<std::string>)> done) override;
-  void Read(const std::string& id,
-            std::function<void(absl::StatusOr<store::StoredSession>)> opened) override;
-  void ReportRead(const store::StoredSession& stored, const absl::Status& status) const override;
-  void Run(std::function<void()> work) override { bulk_.Run(std::move(work)); }
 
  private:
-  S3Store(const S3StoreOptions& options, std::function<void(const store::StoreReport&)> report);
+  S3Store(const S3StoreOptions& options, store::Report report);
 
   S3Change NewChange(const char* kind, const std::string& id, Done done = {}) const;
   void StopOwning(const std::string& id, Leave how);
@@ -64,14 +57,14 @@ class S3Store final : public store::SessionStore {
   absl::Status CommitSnapshot(store::JournalHead head, const SnapshotParts& parts,
                               S3Change& change);
   absl::Status CommitText(const std::string& name, uint64_t bytes, const S3Change& change);
+  absl::StatusOr<std::string> FetchText(const std::string& id, SteadyTime begin) override;
+  absl::Status OpenStored(store::StoredSession& stored) override;
 
   const S3StoreOptions options_;
-  const std::function<void(const store::StoreReport&)> report_;
   S3Client client_;
   S3Ownership ownership_;
   OwnedSessions& sessions_;  // ownership_'s
   S3Writer writer_;
-  store::WorkThreads bulk_;
 };
 
 }  // namespace ovq::s3

@@ -14,7 +14,7 @@ constexpr int kWriterThreads = 16;
 }  // namespace
 
 S3Writer::S3Writer(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
-                   S3Ownership::Report report)
+                   store::Report report)
     : client_(client),
       sessions_(sessions),
       options_(options),
@@ -74,7 +74,7 @@ void S3Writer::MakeNext(const std::string& id) {
   } else {
     S3Change& change = changes.front();
     if (change.status.ok()) change.status = change.write(change);
-    Report(change);
+    store::FinishChange(report_, change);
   }
   {
     std::lock_guard lock(mutex_);
@@ -103,18 +103,8 @@ void S3Writer::WriteEntries(Changes& entries) {
       gone, until);
   for (S3Change& change : entries) {
     change.status = status;
-    Report(change);
+    store::FinishChange(report_, change);
   }
-}
-
-void S3Writer::Report(S3Change& change) const {
-  if (report_ && change.kind != nullptr) {
-    report_({.kind = change.kind,
-             .bytes = change.bytes,
-             .duration = TimeBetween(change.begin, std::chrono::steady_clock::now()),
-             .status = change.status});
-  }
-  if (change.done) change.done(std::move(change.status));
 }
 
 }  // namespace ovq::s3

@@ -35,7 +35,7 @@ struct S3Change {
 class S3Writer {
  public:
   S3Writer(S3Client& client, OwnedSessions& sessions, const S3StoreOptions& options,
-           S3Ownership::Report report);
+           store::Report report);
   ~S3Writer() { Finish(); }
 
   // A change beyond kMostChanges of them fails with ResourceExhausted, unless it is made always.
@@ -56,12 +56,11 @@ class S3Writer {
   // Makes what waits for one session first: entries together, anything else alone.
   void MakeNext(const std::string& id);
   void WriteEntries(Changes& entries);
-  void Report(S3Change& change) const;
 
   S3Client& client_;
   OwnedSessions& sessions_;
   const S3StoreOptions options_;
-  const S3Ownership::Report report_;
+  const store::Report report_;
 
   std::mutex mutex_;  // guards the members below
   size_t waiting_ = 0;

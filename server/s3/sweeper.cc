@@ -11,8 +11,6 @@
 namespace ovq::s3 {
 namespace {
 
-using SweepClock = std::chrono::steady_clock;
-
 constexpr size_t kSweptTogether = 64;
 constexpr int kSweepers = 8;
 
@@ -31,19 +29,12 @@ Sweeper::Sweeper(S3Client& client, SeenLeases& seen, Garbage& garbage,
       workers_(kSweepers, "sweep") {}
 
 void Sweeper::Start() {
-  next_orphans_ = After(SweepClock::now(), options_.orphan_age / 24);
+  next_orphans_ = After(SteadyClock::now(), options_.orphan_age / 24);
   thread_ = std::thread([this] { Loop(); });
 }
 
 void Sweeper::Stop() {
-  if (thread_.joinable()) {
-    {
-      std::lock_guard lock(mutex_);
-      ending_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
+  store::EndThread(thread_, mutex_, changed_, ending_);
   workers_.Finish();
 }
 
@@ -73,7 +64,7 @@ absl::Status Sweeper::AcquireUnowned(const std::vector<std::string>& ids, const 
       std::lock_guard lock(mutex);
       if (absl::IsUnavailable(result)) return;
     }
-    const SteadyTime until = After(SweepClock::now(), options_.patience);
+    const SteadyTime until = After(SteadyClock::now(), options_.patience);
     absl::StatusOr<StoredObject> stored = ReadSessionObject(client_, ids[i], until);
     if (stored.ok() && stored->object.removed) return;
     absl::StatusOr<bool> elsewhere = false;
@@ -100,7 +91,7 @@ absl::Status Sweeper::AcquireUnowned(const std::vector<std::string>& ids, const 
 
 absl::StatusOr<store::RecoveredSessions> Sweeper::Recover() {
   ASSIGN_OR_RETURN(const std::vector<std::string> ids,
-                   ListSessions(client_, After(SweepClock::now(), options_.patience)));
+                   ListSessions(client_, After(SteadyClock::now(), options_.patience)));
   store::RecoveredSessions found;
   std::mutex mutex;  // guards found.sessions
   const auto add = [&](store::FoundSession session) {
@@ -116,7 +107,7 @@ absl::StatusOr<store::RecoveredSessions> Sweeper::Recover() {
 // Finds where unowned sessions may be, if there may be any.
 absl::Status Sweeper::FindWhere() {
   ASSIGN_OR_RETURN(const bool ended, seen_.AnyEnded({}));
-  const SteadyTime now = SweepClock::now();
+  const SteadyTime now = SteadyClock::now();
   if (now >= next_orphans_) {
     next_orphans_ = After(now, options_.orphan_age);
     // Orphans that stay are found by the next one.
@@ -131,7 +122,7 @@ absl::Status Sweeper::FindWhere() {
 }
 
 SteadyTime Sweeper::Sweep() {
-  const SteadyTime next = After(SweepClock::now(), options_.sweep_interval);
+  const SteadyTime next = After(SteadyClock::now(), options_.sweep_interval);
   if (unowned_.empty() && !FindWhere().ok()) return next;
   const size_t count = std::min(unowned_.size(), kSweptTogether);
   std::vector<std::string> ids(unowned_.end() - static_cast<std::ptrdiff_t>(count), unowned_.end());
@@ -155,7 +146,7 @@ SteadyTime Sweeper::Sweep() {
 void Sweeper::Loop() {
   NameThisThread("sweeper");
   // By then it is known which of the servers that were there at the start have ended.
-  SteadyTime next = After(SweepClock::now(),
+  SteadyTime next = After(SteadyClock::now(),
                           std::min(options_.lease + absl::Seconds(1), options_.sweep_interval));
   std::unique_lock lock(mutex_);
   while (!changed_.wait_until(lock, next, [this] { return ending_; })) {

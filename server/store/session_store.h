@@ -11,10 +11,12 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "absl/status/statusor.h"
 #include "absl/time/time.h"
+#include "base/clock.h"
 #include "server/store/journal.h"
 
 namespace ovq::store {
@@ -46,6 +48,26 @@ struct StoreReport {
   absl::Duration duration = absl::ZeroDuration();  // from the request to its callback
   absl::Status status = {};  // Aborted or Unknown: a write without owning the session was refused
 };
+using Report = std::function<void(const StoreReport&)>;
+
+// Reports an operation that is over; null: to nobody.
+inline void ReportEnd(const Report& report, const char* kind, SteadyTime begin,
+                      const absl::Status& status, uint64_t bytes = 0) {
+  if (!report) return;
+  report({.kind = kind,
+          .bytes = bytes,
+          .duration = TimeBetween(begin, std::chrono::steady_clock::now()),
+          .status = status});
+}
+
+// Reports a change that is over, unless its kind is null, and tells its caller.
+template <class Change>
+void FinishChange(const Report& report, Change& change) {
+  if (change.kind != nullptr) {
+    ReportEnd(report, change.kind, change.begin, change.status, change.bytes);
+  }
+  if (change.done) change.done(std::move(change.status));
+}
 
 // Receives what other servers do to this one's sessions. Called on the store's threads.
 struct OwnershipListener {

@@ -6,6 +6,18 @@
 
 namespace ovq::store {
 
+bool EndThread(std::thread& thread, std::mutex& mutex, std::condition_variable& changed,
+               bool& ending) {
+  if (!thread.joinable()) return false;
+  {
+    std::lock_guard lock(mutex);
+    ending = true;
+  }
+  changed.notify_all();
+  thread.join();
+  return true;
+}
+
 WorkThreads::WorkThreads(int threads, const std::string& name) {
   for (int i = 0; i < threads; ++i) {
     threads_.emplace_back([this, name] { Loop(name); });

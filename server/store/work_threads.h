@@ -1,4 +1,4 @@
-// Defines WorkThreads, the threads of a store for work that takes long.
+// Defines WorkThreads, the threads of a store for work that takes long, and the end of its others.
 #pragma once
 
 #include <condition_variable>
@@ -10,6 +10,11 @@
 #include <vector>
 
 namespace ovq::store {
+
+// Ends a thread that waits on `changed` until `ending`, which the mutex guards. False if it has
+// ended before.
+bool EndThread(std::thread& thread, std::mutex& mutex, std::condition_variable& changed,
+               bool& ending);
 
 // Runs work in the order of the calls, several pieces at a time. Thread-safe.
 class WorkThreads {

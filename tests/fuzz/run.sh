@@ -29,8 +29,8 @@ done
 
 # What each target is for: these files should be reached.
 declare -A files=(
-  [config]="model/load_config.cc model/json_attrs.cc model/families"
-  [weights]="model/safetensors.cc model/weights.cc model/finite.cc"
+  [config]="model/load_config.cc model/families"
+  [weights]="model/safetensors.cc model/weights.cc"
   [quantization]="model/quantization.cc"
   [gguf]="model/gguf model/tokenizers/gguf_tokenizer.cc"
   [pieces]="model/piece_model.cc"
@@ -39,7 +39,7 @@ declare -A files=(
   [tokenizer]="model/tokenizers model/tokenizer.cc"
   [engine]="server/engine/sessions/session_table.cc server/engine/sessions/session_create.cc server/engine/sessions/session_rewind.cc server/engine/sessions/session_turns.cc server/engine/sessions/session_removal.cc server/engine/common/admission.cc server/engine/common/quota.cc server/engine/scheduling/batch_planner.cc server/engine/common/checkpoints.cc server/engine/common/prefix_cache.cc server/engine/common/state_pool.cc"
   [messages]="server/calls/convert.cc server/rpc/grpc_codec.cc server/calls/conversation.cc server/engine/common/validate.cc"
-  [http]="server/http/body_fields.cc server/http/http_api.cc server/http/http_body.cc server/http/openai_request.cc server/http/openai_answer.cc server/http/response_calls.cc"
+  [http]="server/http/body_fields.cc server/http/http_body.cc server/apis/http_api.cc server/apis/openai_request.cc server/apis/openai_answer.cc server/apis/response_calls.cc"
   [tenants]="server/access/tenants.cc server/engine/common/quota.cc base/json.cc"
   [options]="server/options.cc base/flags.cc base/flag_values.cc base/values.cc server/telemetry/trace_context.cc server/telemetry/log.cc"
 )

@@ -225,7 +225,6 @@ struct PrefixStats {
 // MatcherCache since the start, but for matchers and bytes.
 struct ConstraintStats {
   int64_t masks = 0;                           // looked up
-  int64_t masks_computed = 0;                  // of these, not known before
   int64_t forced_tokens = 0;                   // drawn without asking the model
   absl::Duration time = absl::ZeroDuration();  // of the engine's thread, for places and masks
   int64_t matchers = 0;                        // forms in memory

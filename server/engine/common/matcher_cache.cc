@@ -46,9 +46,7 @@ std::shared_ptr<const constraint::TokenMask> MatcherCache::Mask(const AnswerCons
                                                                 bool& exhausted) {
   ++stats_.masks;
   return With(constraint, [&](constraint::Matcher& matcher) {
-    const int64_t before = matcher.n_masks_computed();
     std::shared_ptr<const constraint::TokenMask> mask = matcher.Mask(place);
-    stats_.masks_computed += matcher.n_masks_computed() - before;
     exhausted = matcher.exhausted();
     return mask;
   });

@@ -26,6 +26,21 @@ inline std::shared_ptr<const Automaton> CompileGbnf(std::string_view text) {
   return automaton.ok() ? *automaton : nullptr;
 }
 
+inline bool Matches(const Dfa& dfa, std::string_view text) {
+  int32_t at = 0;
+  if (dfa.states().empty()) return false;
+  for (const char c : text) {
+    const auto byte = static_cast<uint8_t>(c);
+    int32_t to = -1;
+    for (const Dfa::Range& range : dfa.states()[at].ranges) {
+      if (range.first <= byte && byte <= range.last) to = range.to;
+    }
+    if (to < 0) return false;
+    at = to;
+  }
+  return dfa.states()[at].accepts;
+}
+
 // Each byte is a token, its own id; 256 ends.
 inline std::shared_ptr<const Vocabulary> ByteVocabulary() {
   std::vector<std::string> texts;

@@ -4,6 +4,8 @@
 
 #include <random>
 
+#include "tests/model/constraint/constraint_test_util.h"
+
 namespace ovq::constraint {
 namespace {
 
@@ -28,9 +30,9 @@ TEST(Utf8RangesTest, AutomataAcceptExactlyTheirCodePoints) {
       }
       std::string text;
       AppendUtf8(code, text);
-      ASSERT_EQ(inside.Matches(text), expected) << static_cast<uint32_t>(code);
-      ASSERT_EQ(outside.Matches(text), !expected) << static_cast<uint32_t>(code);
-      ASSERT_FALSE(inside.Matches(text + "a"));
+      ASSERT_EQ(test::Matches(inside, text), expected) << static_cast<uint32_t>(code);
+      ASSERT_EQ(test::Matches(outside, text), !expected) << static_cast<uint32_t>(code);
+      ASSERT_FALSE(test::Matches(inside, text + "a"));
     }
   }
 }
@@ -40,7 +42,7 @@ TEST(Utf8RangesTest, NoSurrogateAndNoLongForm) {
   for (const std::string text :
        {"", "\x80", "\xc0\x80", "\xc1\xbf", "\xe0\x80\x80", "\xe0\x9f\xbf", "\xed\xa0\x80",
         "\xed\xbf\xbf", "\xf0\x80\x80\x80", "\xf4\x90\x80\x80", "\xf5\x80\x80\x80", "\xff"}) {
-    EXPECT_FALSE(any.Matches(text)) << text;
+    EXPECT_FALSE(test::Matches(any, text)) << text;
   }
   EXPECT_LT(any.states().size(), 12U);
 }
@@ -52,7 +54,7 @@ TEST(Utf8RangesTest, RangesBecomeNormal) {
   EXPECT_EQ(NormalRanges({{0x10fff0, 0xffffffff}}), (Ranges{{0x10fff0, kLastCodePoint}}));
   EXPECT_EQ(ComplementRanges({{0, 0xd7ff}, {0xe000, kLastCodePoint}}), Ranges{});
   EXPECT_EQ(ComplementRanges({}), (Ranges{{0, 0xd7ff}, {0xe000, kLastCodePoint}}));
-  EXPECT_FALSE(CodePointDfa({}).Matches("a"));
+  EXPECT_FALSE(test::Matches(CodePointDfa({}), "a"));
 }
 
 }  // namespace
