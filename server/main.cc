@@ -300,8 +300,10 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
 // Prints the text, or logs the error; returns the exit status.
 int Print(const absl::StatusOr<std::string>& text, Log& log, int failed = kExitFailed) {
   if (text.ok()) std::fputs(text->c_str(), stdout);
-  if (!text.ok()) log.Error(text.status());
-  return text.ok() ? 0 : failed;
+  const absl::Status status = text.ok() ? FlushStdout() : text.status();
+  if (status.ok()) return 0;
+  log.Error(status);
+  return text.ok() ? kExitFailed : failed;
 }
 
 // Implements --hash-token: reads a token from stdin and prints its digest.
@@ -347,15 +349,11 @@ int Run(const std::vector<std::string>& args) {
     Log({}).Error(line.status());
     return kExitUsage;
   }
-  if (line->action == CommandLine::Action::kHelp) {
-    std::fputs(HelpText().c_str(), stdout);
-    return 0;
-  }
-  if (line->action == CommandLine::Action::kVersion) {
-    std::puts("ovq-server " OVQ_VERSION);
-    return 0;
-  }
   Log log(line->options.log);
+  if (line->action == CommandLine::Action::kHelp) return Print(HelpText(), log);
+  if (line->action == CommandLine::Action::kVersion) {
+    return Print(std::string("ovq-server " OVQ_VERSION "\n"), log);
+  }
   if (line->action == CommandLine::Action::kPlan) return Print(PlanText(line->options), log);
   if (line->action == CommandLine::Action::kCheckConfig) {
     absl::Status security = LoadSecurity(line->options, log).status();

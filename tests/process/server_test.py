@@ -392,6 +392,16 @@ class Stopping(unittest.TestCase):
                 thread.join(60)
 
 
+class Answers(unittest.TestCase):
+    def test_output_that_cannot_be_written_is_an_error(self):
+        for args in (["--help"], ["--version"], ["--plan", "--model", model_folder()], ["--hash-token"]):
+            with self.subTest(args[0]), open("/dev/full", "w") as full:
+                run = subprocess.run([BINARY, *args], input="x" * 40, stdout=full, stderr=subprocess.PIPE, text=True,
+                                     timeout=60)
+                self.assertEqual(run.returncode, 1, run.stderr)
+                self.assertRegex(run.stderr, "No space left on device|output could not be written")
+
+
 class Planning(unittest.TestCase):
     def test_as_many_sessions_fit_as_planned(self):
         code, out, err = run_to_end(BINARY, "--plan", "--model", model_folder(), "--state-memory",
