@@ -394,7 +394,8 @@ class Stopping(unittest.TestCase):
 
 class Answers(unittest.TestCase):
     def test_output_that_cannot_be_written_is_an_error(self):
-        for args in (["--help"], ["--version"], ["--plan", "--model", model_folder()], ["--hash-token"]):
+        plan = ["--plan", "--model", model_folder(), "--state-memory", "1M"]
+        for args in (["--help"], ["--version"], plan, ["--hash-token"]):
             with self.subTest(args[0]), open("/dev/full", "w") as full:
                 run = subprocess.run([BINARY, *args], input="x" * 40, stdout=full, stderr=subprocess.PIPE, text=True,
                                      timeout=60)
