@@ -1,6 +1,7 @@
 #include <cublasLt.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <vector>
@@ -51,11 +52,10 @@ struct Multiplication {
     return static_cast<float>(sum);
   }
   void Run() const {
-    const int repeats = d_layout.columns <= 16 ? how.few_rows_repeats : how.repeats;
+    Delay(std::chrono::seconds(d_layout.columns <= 16 ? how.few_rows_delay : how.delay));
     for (int64_t column = 0; column < static_cast<int64_t>(d_layout.columns); ++column) {
       for (int64_t row = 0; row < static_cast<int64_t>(d_layout.rows); ++row) {
-        float sum = 0;
-        for (int i = 0; i < repeats; ++i) sum = Sum(row, column);
+        const float sum = Sum(row, column);
         float& y = d[column * d_layout.leading + row];
         y = beta == 0 ? sum : sum + beta * y;
       }

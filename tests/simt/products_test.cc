@@ -53,10 +53,9 @@ class CublasChoiceTest : public testing::Test {
 
 TEST_F(CublasChoiceTest, IsTheFastestOfEqualBits) {
   // The fastest of all gives other bits than the two others.
-  const std::optional<Product> product =
-      Make(4, {{.id = 1, .repeats = 80, .few_rows_repeats = 200000},
-               {.id = 2, .repeats = 20, .few_rows_repeats = 2000},
-               {.id = 3, .descending = true}});
+  const std::optional<Product> product = Make(4, {{.id = 1, .delay = 80, .few_rows_delay = 200000},
+                                                  {.id = 2, .delay = 20, .few_rows_delay = 2000},
+                                                  {.id = 3, .descending = true}});
   ASSERT_TRUE(product.has_value());
   EXPECT_THAT(what_, HasSubstr("to 4 rows algorithm 2, "));
   EXPECT_THAT(what_, HasSubstr("to 8192 rows algorithm 2, "));
@@ -64,10 +63,9 @@ TEST_F(CublasChoiceTest, IsTheFastestOfEqualBits) {
 }
 
 TEST_F(CublasChoiceTest, RefusalsAtOneNumberOfRowsLeaveTheOthers) {
-  const std::optional<Product> product =
-      Make(8, {{.id = 1, .refuses = 9},
-               {.id = 2, .refuses = 65},
-               {.id = 3, .repeats = 20, .few_rows_repeats = 2000}});
+  const std::optional<Product> product = Make(8, {{.id = 1, .refuses = 9},
+                                                  {.id = 2, .refuses = 65},
+                                                  {.id = 3, .delay = 20, .few_rows_delay = 2000}});
   ASSERT_TRUE(product.has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm 2, "));
   EXPECT_THAT(what_, HasSubstr("to 256 rows algorithm 1, "));
@@ -106,17 +104,17 @@ TEST_F(CublasChoiceTest, ARowThatIsRefusedIsAnErrorOfTheBatch) {
 
 TEST_F(CublasChoiceTest, OurOwnIsTakenForFewRowsWhereItHasTheBits) {
   ASSERT_TRUE(
-      Make(32, {{.id = 1, .links = true, .few_rows_repeats = 1000}}, DType::kBF16).has_value());
+      Make(32, {{.id = 1, .links = true, .few_rows_delay = 1000}}, DType::kBF16).has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows our own of few rows; "));
   EXPECT_THAT(what_, HasSubstr("; to 64 rows algorithm 1, "));
-  ASSERT_TRUE(Make(40, {{.id = 1, .few_rows_repeats = 1000}, {.id = 2}}, DType::kBF16).has_value());
+  ASSERT_TRUE(Make(40, {{.id = 1, .few_rows_delay = 1000}, {.id = 2}}, DType::kBF16).has_value());
   EXPECT_THAT(what_, HasSubstr("to 16 rows algorithm"));
 }
 
 TEST_F(CublasChoiceTest, AFusedProductOfFewRowsHasTheBitsOfManyRows) {
   constexpr int64_t kMany = kMaxChainRows + 1, kFew = 5;
   const std::optional<Product> product =
-      Make(48, {{.id = 1, .links = true, .few_rows_repeats = 1000}}, DType::kBF16);
+      Make(48, {{.id = 1, .links = true, .few_rows_delay = 1000}}, DType::kBF16);
   ASSERT_TRUE(product.has_value());
   const test::DeviceArray<float> h(*context_, test::RandomNormal(kMany * 48, 6)),
       weight(*context_, test::RandomNormal(48, 7)), gate_up(*context_, kMany * kOut);

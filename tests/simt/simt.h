@@ -76,11 +76,11 @@ void FailGraphLaunches(int n);
 // An algorithm of the stand-in for cuBLASLt (include/cublasLt.h).
 struct CublasAlgorithm {
   int id;
-  bool descending = false;   // adds the terms of a sum from the last to the first: other bits
-  bool links = false;        // adds 16 terms at a time, as MmaBF16 does
-  int64_t refuses = 0;       // a number of rows that it does not take
-  int repeats = 1;           // of the work: how slow it is,
-  int few_rows_repeats = 1;  // for at most 16 rows
+  bool descending = false;  // adds the terms of a sum from the last to the first: other bits
+  bool links = false;       // adds 16 terms at a time, as MmaBF16 does
+  int64_t refuses = 0;      // a number of rows that it does not take
+  int delay = 0;            // seconds that a call seems to take longer than it does,
+  int few_rows_delay = 0;   // for at most 16 rows
 };
 
 // The algorithms that there are from now on. None, as at first: contexts made from now on find that

@@ -37,6 +37,9 @@ struct CUgraphExec_st {
 namespace ovq::simt {
 namespace {
 
+// The sum of all delays.
+std::atomic<std::chrono::seconds> delays{std::chrono::seconds(0)};
+
 // Everything alive, never destroyed: handles may be used until the very end.
 struct Handles {
   std::recursive_mutex mutex;
@@ -168,6 +171,8 @@ cudaError_t Submit(cudaStream_t stream, Work work) {
   return deferred.on ? cudaSuccess : DoSubmitted(deferred.submitted);
 }
 
+void Delay(std::chrono::seconds time) { delays = delays.load() + time; }
+
 }  // namespace ovq::simt
 
 using namespace ovq::simt;
@@ -237,7 +242,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
   const auto when = std::make_shared<std::chrono::steady_clock::time_point>();
   event->when = when;
   const cudaError_t error = Submit(stream, [when] {
-    *when = std::chrono::steady_clock::now();
+    *when = std::chrono::steady_clock::now() + delays.load();
     return cudaSuccess;
   });
   event->after = TheDeferred().submitted;

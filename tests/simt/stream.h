@@ -1,6 +1,7 @@
 // Streams and what is recorded from them.
 #pragma once
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <thread>
@@ -27,6 +28,9 @@ cudaError_t Submit(cudaStream_t stream, Work work);
 
 // Runs what was left for later.
 cudaError_t DoAllSubmitted();
+
+// Lets events recorded from now on seem this much later than they are. Called by work that runs.
+void Delay(std::chrono::seconds time);
 
 // The error that a call gets which may not be made while somebody records; cudaSuccess otherwise.
 // Such a call spoils the recording.
