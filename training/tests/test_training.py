@@ -1,4 +1,6 @@
-"""Schedule, sources, trainer, export and evaluation with a model of a few thousand weights."""
+"""Schedule, sources, trainer, export and evaluation with a model of a few thousand weights.
+
+They are one file because most tests run train.py and look at what the next program makes of it."""
 
 import contextlib
 import io
