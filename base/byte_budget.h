@@ -80,6 +80,12 @@ class ByteHold {
     if (!refused) bytes_ += bytes;
     return refused;
   }
+  // Releases what it holds beyond so many bytes.
+  void ShrinkTo(size_t bytes) {
+    if (bytes >= bytes_) return;
+    budget_->Release(client_, bytes_ - bytes);
+    bytes_ = bytes;
+  }
   size_t bytes() const { return bytes_; }
   const ByteBudget& budget() const { return *budget_; }
 

@@ -208,7 +208,8 @@ std::vector<std::pair<std::string, std::string>> CallRecord::AnswerHeaders() con
   return headers;
 }
 
-void CallRecord::End(const absl::Status& seen) {
+void CallRecord::End(const absl::Status& seen, size_t answer_bytes) {
+  memory_->ShrinkTo(answer_bytes);
   if (shown_ == Shown::kNo) return;
   LogEnd(summary_, std::nullopt, seen, start_);
   TraceEnd(summary_, std::nullopt, seen, start_);

@@ -142,8 +142,12 @@ class CallRecord {
   std::vector<std::pair<std::string, std::string>> AnswerHeaders() const;
   // The status as the caller sees it: Cancelled or DeadlineExceeded if it gave up.
   absl::Status Seen(const absl::Status& status) const;
-  // Logs and traces the call, if it is shown. Call once, at the end, not on the engine's thread.
-  void End(const absl::Status& seen);
+  // Logs and traces the call, if it is shown, and releases its memory but for the bytes of an
+  // answer that is still to be sent: a client that has the answer finds its memory free, whoever
+  // still holds the call. Call once, at the end, not on the engine's thread.
+  void End(const absl::Status& seen, size_t answer_bytes = 0);
+  // Gives the memory away, to whoever sends the answer. After End.
+  std::unique_ptr<ByteHold> TakeMemory() { return std::move(memory_); }
 
  private:
   LogFields IdFields() const;
@@ -171,7 +175,7 @@ class CallRecord {
   const Span span_;
   CallSummary summary_;
   Caller caller_;
-  const std::unique_ptr<ByteHold> memory_;
+  std::unique_ptr<ByteHold> memory_;
   const std::shared_ptr<engine::CancelSignal> cancel_ = std::make_shared<engine::CancelSignal>();
 };
 

@@ -25,7 +25,8 @@ struct HttpRequest {
   std::string target;   // path and query, not decoded
   HttpHeaders headers;  // names in lower case
   std::string body;
-  std::unique_ptr<ByteHold> memory;  // of the body and what is made of it
+  std::unique_ptr<ByteHold> memory;  // of the body and what is made of it; once the answer
+                                     // is there, of what is not sent
 };
 
 struct HttpReply {

@@ -96,11 +96,12 @@ HttpHeaders HttpCall::AnswerHeaders() {
   return headers;
 }
 
-void HttpCall::End(int http_status, const absl::Status& status) {
+void HttpCall::End(int http_status, const absl::Status& status, size_t answer_bytes) {
   const absl::Status seen = record_.Seen(status);
   services().metrics.HttpFinished(route_, cancelled() ? kHttpClientGone : http_status,
                                   record_.age());
-  record_.End(seen);
+  record_.End(seen, answer_bytes);
+  exchange_->request().memory = record_.TakeMemory();
 }
 
 void HttpCall::Reply(int status, std::string body, std::string content_type) {
@@ -109,7 +110,7 @@ void HttpCall::Reply(int status, std::string body, std::string content_type) {
 
 void HttpCall::Reply(HttpReply reply) {
   for (auto& header : AnswerHeaders()) reply.headers.push_back(std::move(header));
-  End(reply.status, absl::OkStatus());
+  End(reply.status, absl::OkStatus(), reply.body.size());
   exchange_->Reply(std::move(reply));
 }
 
@@ -117,7 +118,7 @@ void HttpCall::Fail(const absl::Status& status) {
   HttpReply reply = {
       .status = ToHttpStatus(status), .headers = AnswerHeaders(), .body = ErrorBody(status)};
   AddErrorHeaders(status, reply.headers);
-  End(reply.status, status);
+  End(reply.status, status, reply.body.size());
   exchange_->Reply(std::move(reply));
 }
 
@@ -131,7 +132,7 @@ void HttpCall::Stream(Events events) {
                       absl::Status status;
                       if (events(out, status)) return true;
                       self->services().metrics.http_streams.Decrement();
-                      self->End(200, status);
+                      self->End(200, status, out.size());
                       return false;
                     });
 }

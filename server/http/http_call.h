@@ -56,7 +56,8 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   void AddHeader(std::string name, std::string value) {
     exchange_->request().headers.emplace_back(std::move(name), std::move(value));
   }
-  void End(int http_status, const absl::Status& status);
+  // answer_bytes: those that the exchange has still to send; it gets their memory.
+  void End(int http_status, const absl::Status& status, size_t answer_bytes);
 
   const std::shared_ptr<Exchange> exchange_;
   const char* const route_;

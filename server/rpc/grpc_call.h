@@ -38,8 +38,9 @@ class GrpcCall final : public CallContext {
   CallRecord& record() { return record_; }
   // Counts and logs the call, sets its trailing metadata (`x-request-id`, `traceparent`,
   // `tracestate`, and `retry-after-ms` if the status has one) and returns its status for the wire.
-  // Call once, at the end, not on the engine's thread.
-  grpc::Status End(const absl::Status& status) {
+  // answer_bytes: of a message that goes with the status. Call once, at the end, not on the
+  // engine's thread.
+  grpc::Status End(const absl::Status& status, size_t answer_bytes = 0) {
     const absl::Status seen = record_.Seen(status);
     if (const std::optional<absl::Duration> wait = engine::GetErrorFacts(seen).retry_after) {
       context_->AddTrailingMetadata("retry-after-ms",
@@ -49,7 +50,7 @@ class GrpcCall final : public CallContext {
       context_->AddTrailingMetadata(name, value);
     }
     record_.services().metrics.CallFinished(record_.method(), seen.code(), record_.age());
-    record_.End(seen);
+    record_.End(seen, answer_bytes);
     return ToGrpcStatus(seen);
   }
 

@@ -74,7 +74,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       End(answer.status());
     });
   }
-  void End(const absl::Status& status) { Finish(call_.End(status)); }
+  void End(const absl::Status& status) { Finish(call_.End(status, response_->Length())); }
 
   ServiceContext& services_;
   GrpcCall call_;

@@ -37,6 +37,20 @@ TEST(ByteBudget, WhatGoesIsReleased) {
   EXPECT_EQ(again.Acquire(50), std::nullopt);
 }
 
+TEST(ByteBudget, AHoldShrinks) {
+  const auto budget = std::make_shared<ByteBudget>(100);
+  ByteHold hold(budget, "a");
+  EXPECT_EQ(hold.Acquire(40), std::nullopt);
+  hold.ShrinkTo(50);
+  EXPECT_EQ(budget->held(), 40u) << "it never grows";
+  hold.ShrinkTo(10);
+  EXPECT_EQ(hold.bytes(), 10u);
+  EXPECT_EQ(budget->held(), 10u);
+  EXPECT_EQ(hold.Acquire(40), std::nullopt);
+  hold.ShrinkTo(0);
+  EXPECT_EQ(budget->held(), 0u);
+}
+
 TEST(ByteBudget, IsNeverExceeded) {
   const auto budget = std::make_shared<ByteBudget>(1000);
   std::vector<std::thread> threads;

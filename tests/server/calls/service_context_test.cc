@@ -30,5 +30,33 @@ TEST(ServiceContext, WaitsForCallsThatAreStillHeld) {
   holder.join();
 }
 
+// A client that has its answer may ask again at once, while a thread still holds the call.
+TEST(ServiceContext, ACallWithAnAnswerHoldsTheMemoryOfThatAlone) {
+  TestServer server;
+  const auto budget = server.services().engine.options().request_memory;
+  auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
+  auto call =
+      std::make_shared<HttpCall>(server.services(), "GET /v1/models", exchange, HttpHeaders());
+  ASSERT_TRUE(ReserveBytes(call->record().memory(), 1000).ok());
+  EXPECT_EQ(budget->held(), 1000u);
+  call->Reply(200, "answer");
+  EXPECT_EQ(budget->held(), 6u);
+  call.reset();
+  EXPECT_EQ(budget->held(), 6u) << "the answer is not sent yet";
+  exchange.reset();
+  EXPECT_EQ(budget->held(), 0u);
+
+  exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
+  call = std::make_shared<HttpCall>(server.services(), "GET /v1/models", exchange, HttpHeaders());
+  ASSERT_TRUE(ReserveBytes(call->record().memory(), 1000).ok());
+  call->Stream([](std::string& out, absl::Status&) {
+    out = "last";
+    return false;
+  });
+  EXPECT_EQ(budget->held(), 1000u);
+  EXPECT_TRUE(exchange->Read(absl::Seconds(1)));
+  EXPECT_EQ(budget->held(), 4u);
+}
+
 }  // namespace
 }  // namespace ovq::server::test
