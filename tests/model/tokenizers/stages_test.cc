@@ -100,6 +100,8 @@ TEST(Normalizer, GrowthIsBounded) {
 TEST(Normalizer, Bert) {
   EXPECT_EQ(Normalized({{"type", "BertNormalizer"}}, "H\xc3\xa9\n\x01 \xe4\xb8\xad"),
             "he   \xe4\xb8\xad ");
+  // Line tabulation, form feed and U+0085 are controls first, U+2028 is white space alone.
+  EXPECT_EQ(Normalized({{"type", "BertNormalizer"}}, "a\x0b\x0c\xc2\x85\t\xe2\x80\xa8z"), "a  z");
   EXPECT_EQ(Normalized({{"type", "BertNormalizer"},
                         {"lowercase", false},
                         {"handle_chinese_chars", false},
