@@ -113,6 +113,9 @@ TEST(Normalizer, Bert) {
 TEST(PreTokenizer, EachType) {
   EXPECT_THAT(Cut({{"type", "WhitespaceSplit"}}, " a, b\tc "), ElementsAre("a,", "b", "c"));
   EXPECT_THAT(Cut({{"type", "Whitespace"}}, "a,b c!?"), ElementsAre("a", ",", "b", "c", "!?"));
+  // A superscript is no word character, a joiner and a letter in a circle are.
+  EXPECT_THAT(Cut({{"type", "Whitespace"}}, " 5 m\u00b2 a\u200db\u24b6\u2028!?"),
+              ElementsAre("5", "m", "\u00b2", "a\u200db\u24b6", "!?"));
   EXPECT_THAT(Cut({{"type", "BertPreTokenizer"}}, "a, b"), ElementsAre("a", ",", "b"));
   EXPECT_THAT(Cut({{"type", "CharDelimiterSplit"}, {"delimiter", "-"}}, "a-b--c"),
               ElementsAre("a", "b", "c"));
