@@ -397,6 +397,20 @@ TEST(DenseFamilies, PartsMayHaveBiases) {
   }
 }
 
+// These families' code has a number of its own for an absent field, but not for a null.
+TEST(DenseFamilies, KeyHeadsThatAreNullAreAsManyAsQueryHeads) {
+  for (const char* name : {kMistral, kQwen2, kQwen3, kSmolLm3}) {
+    EditedModel model(name);
+    model.config["num_key_value_heads"] = nullptr;
+    const TempFolder folder;
+    folder.Write("config.json", model.config.dump());
+    const auto config = LoadConfig(folder.path());
+    ASSERT_TRUE(config.ok()) << name << config.status();
+    const kernels::AttentionShape& shape = config->layers[0].mixer->attention()->shape;
+    EXPECT_EQ(shape.n_kv_heads, shape.n_heads) << name;
+  }
+}
+
 // A larger model's folder: fields in text_config, other prefixes, tensors of pictures.
 TEST(DenseFamilies, Gemma3MayLieInALargerModel) {
   const EditedModel alone(kGemma);
