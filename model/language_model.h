@@ -23,7 +23,7 @@ namespace ovq::model {
 class Weights;
 
 struct ModelOptions {
-  std::optional<kernels::DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  std::optional<kernels::DType> compute_dtype;  // default: ModelConfig::default_dtype
   kernels::WeightType weights = kernels::WeightType::kAsComputed;
   kernels::DType state_dtype = kernels::DType::kF32;
   CachePolicy cache_policy = CachePolicies().front();  // read by Load alone

@@ -184,7 +184,8 @@ absl::Status CheckAllRead(const ConfigFile& file, const ModelConfig& config) {
 }
 
 // Merges text_config, the object in which transformers writes a text model that is part of a larger
-// one, into the top level. The head is tied if either level says so.
+// one, into the top level. The head is tied if either level says so, and the tokens are those of
+// the top level where it names them.
 Json WithTextConfig(const Json& json, kernels::Attrs& fields) {
   Json all = json;
   FillAttrs(json, fields);
@@ -194,6 +195,9 @@ Json WithTextConfig(const Json& json, kernels::Attrs& fields) {
   of_text.erase("model_type");
   constexpr const char* kTied = "tie_word_embeddings";
   if (all.value(kTied, Json()) == true) of_text.erase(kTied);
+  for (const char* token : {"bos_token_id", "eos_token_id"}) {
+    if (!all.value(token, Json()).is_null()) of_text.erase(token);
+  }
   FillAttrs(of_text, fields, "text_config.");
   all.update(of_text);
   return all;

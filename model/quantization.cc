@@ -410,16 +410,18 @@ void Maker::MakeOfPacked(const StoredTensor& q) {
 }
 
 // Fills in scales and zero points from tensors whose rows are groups of columns and whose columns
-// are rows: scales [groups, rows], and zeros of which code(row) is the place in a group.
+// are rows: scales [groups, rows], and zeros less `add`, modulo 2^bits, of which place(row) is the
+// place in a group.
 template <class Place>
 void FillTransposed(const std::vector<float>& scales, std::span<const std::byte> zeros, int bits,
-                    int add, int64_t rows, Place place, Blocks& blocks) {
+                    uint32_t add, int64_t rows, Place place, Blocks& blocks) {
   const int64_t n_groups = blocks.n_groups;
+  const uint32_t most = (1u << static_cast<uint32_t>(bits)) - 1;
   for (int64_t i = 0; i < rows * n_groups; ++i) {
     const int64_t row = i / n_groups, group = i % n_groups;
     blocks.scales.push_back(scales[static_cast<size_t>(group * rows + row)]);
-    const uint32_t zero = Packed(zeros, group * rows + place(row), bits);
-    blocks.zeros.push_back(static_cast<float>(static_cast<int>(zero) + add));
+    const uint32_t zero = (Packed(zeros, group * rows + place(row), bits) + add) & most;
+    blocks.zeros.push_back(static_cast<float>(zero));
   }
 }
 

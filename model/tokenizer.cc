@@ -4,8 +4,11 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
+#include "model/tokenizers/json_fields.h"
+#include "model/tokenizers/tokenizer_folder.h"
 
 namespace ovq::model {
 
@@ -38,6 +41,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
       return absl::InvalidArgumentError(
           absl::StrCat(path, ": has ", size, " pieces, but vocab_size is ", config.vocab_size));
     }
+    ASSIGN_OR_RETURN(const nlohmann::json beside, TokenizerConfig(folder));
+    JsonFields fields(beside, "");
+    if (!fields.BoolOr("add_bos_token", true)) tokenizer->bos_.reset();
+    if (!fields.status().ok()) return InContext(TokenizerConfigPath(folder), fields.status());
   }
   return tokenizer;
 }

@@ -36,7 +36,8 @@ class Tokenizer {
   const std::vector<std::string>& notes() const;
 
   // FailedPrecondition if the model has no tokenizer. add_bos prepends the beginning of a text:
-  // with tokenizer.json the tokens of its post-processor, else bos_token_id if the model has one.
+  // with tokenizer.json the tokens of its post-processor, else bos_token_id if the model has one
+  // and no tokenizer_config.json takes it away (add_bos_token).
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, bool add_bos) const;
   // Valid UTF-8, as from a Detokenizer. Special tokens (bos, eos, those of tokenizer.json) and ids
   // without text give nothing.

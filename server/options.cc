@@ -230,7 +230,7 @@ void AddModelChoices(Flags& flags, Options& o) {
                          "another; they share the weights"));
   const std::vector<std::pair<std::string, kernels::DType>> dtypes = {
       {"f32", kernels::DType::kF32}, {"bf16", kernels::DType::kBF16}};
-  const std::string as_checkpoint = "bf16 for BF16 checkpoints, else f32";
+  const std::string as_checkpoint = "bf16 for BF16 and quantized checkpoints, else f32";
   std::vector<std::pair<std::string, kernels::DType>> state_dtypes;
   for (const kernels::DType dtype : kernels::AllSlots::kDTypes) {
     state_dtypes.emplace_back(absl::AsciiStrToLower(kernels::DTypeName(dtype)), dtype);

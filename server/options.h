@@ -62,8 +62,8 @@ struct Options {
   std::string fleet_key_file;                   // empty: in session_dir, if there is one
   std::vector<model::CachePolicy> cache_policies = {
       model::CachePolicies().front()};          // offered to sessions; the first is the default
-  std::optional<kernels::DType> state_dtype;    // default: BF16 for BF16 checkpoints, else F32
-  std::optional<kernels::DType> compute_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  std::optional<kernels::DType> state_dtype;    // default: ModelConfig::default_dtype
+  std::optional<kernels::DType> compute_dtype;  // default: ModelConfig::default_dtype
   kernels::WeightType weights = kernels::WeightType::kAsComputed;
   std::optional<answers::CallSyntax> call_syntax;  // of tool calls; default: the chat template's
   int64_t max_context = 1 << 20;  // most positions of models with full-attention layers

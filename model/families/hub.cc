@@ -38,7 +38,10 @@ void HubReader::ReadNorms(std::string_view eps_field, double eps, const NormSpec
 void HubReader::FillAttention(kernels::AttentionShape& shape, kernels::FieldNames& names) {
   shape.n_heads = static_cast<int>(sizes_.n_heads);
   const int64_t n_heads = Peek(all_.fields, "num_attention_heads", sizes_.n_heads, kMaxHeads);
-  shape.n_kv_heads = static_cast<int>(sizes_.n_kv_heads);
+  // A null stands for n_heads, as does no field where the code has no number of its own.
+  const bool is_null =
+      all_.json.contains("num_key_value_heads") && all_.json.at("num_key_value_heads").is_null();
+  shape.n_kv_heads = is_null ? 0 : static_cast<int>(sizes_.n_kv_heads);
   const int64_t share = std::max<int64_t>(config_.hidden_size / n_heads, 1);
   const int64_t head_dim = sizes_.head_dim > 0 ? sizes_.head_dim : share;
   shape.head_dim = static_cast<int>(Peek(all_.fields, "head_dim", head_dim, kMaxHiddenSize));

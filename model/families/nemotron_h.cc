@@ -72,7 +72,8 @@ std::shared_ptr<kernels::MixerConfig> NemotronMamba(const ConfigFile& all, HubRe
                   {"n_groups", either("n_groups", "mamba_n_groups")},
                   {"conv_kernel", either("conv_kernel", "mamba_d_conv")},
                   {"use_conv_bias", either("use_conv_bias", "mamba_conv_bias")},
-                  {"use_bias"}};
+                  {"use_bias"},
+                  {"dt_limit", either("time_step_limit", "mamba_dt_limit")}};
   mamba->fields.n_heads = 128;
   mamba->fields.n_groups = 8;
   mamba->fields.norm_eps = config.norm.eps;

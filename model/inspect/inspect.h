@@ -21,7 +21,7 @@ struct InspectOptions {
   bool version = false;
   std::vector<int64_t> positions = {1 << 15, 1 << 17, 1 << 20};
   std::vector<int64_t> slot_caps;  // empty: the model's default, for closest pairs three caps
-  std::optional<kernels::DType> state_dtype;  // default: BF16 for BF16 checkpoints, else F32
+  std::optional<kernels::DType> state_dtype;  // default: ModelConfig::default_dtype
   ShareOptions shares;  // with a file, shares are measured in place of the report
 };
 

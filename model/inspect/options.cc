@@ -28,7 +28,8 @@ Flags Declare(InspectOptions& o) {
     state_dtypes.emplace_back(absl::AsciiStrToLower(kernels::DTypeName(dtype)), dtype);
   }
   flags.Add("state-dtype", "TYPE", Choice(o.state_dtype, state_dtypes),
-            "keys and values in session states", "bf16 for BF16 checkpoints, else f32");
+            "keys and values in session states",
+            "bf16 for BF16 and quantized checkpoints, else f32");
   flags.Add(
       "shares", "FILE", Text(o.shares.file, "a file"),
       "measure how layers share a session's slots, on this UTF-8 text or, if it ends in .jsonl, "
@@ -74,8 +75,8 @@ std::string InspectHelp() {
       "ovq-inspect: what a model folder holds, and everything that is wrong with it.\n\n"
       "usage: ovq-inspect MODEL [flags]     (--name value or --name=value)\n\n",
       Declare(options).Help(),
-      "\nReads the config, the tokenizer and the names, shapes and types of the tensors, with the\n"
-      "checks of a server's start, but no weights: a folder larger than the memory is fine.\n"
+      "\nReads the config, the tokenizer and, once, the tensors, with the checks of a server's\n"
+      "start, but keeps no weights: a folder larger than the memory is fine.\n"
       "With --shares it loads the model, and --write replaces config.json.\n"
       "The report is on stdout; every problem is a line of its own: file, field or tensor, what\n"
       "was expected.\n"

@@ -142,7 +142,8 @@ absl::Status AddedTokens::FillTries(const Normalizer& normalizer) {
 }
 
 // White space that a token includes does not count as matched, as in the library's find_matches:
-// the search continues right after the token's own text.
+// the search continues right after the token's own text. If it finds another token in that white
+// space, the text goes on behind that one.
 void AddedTokens::Cut(std::string_view text, bool normalized, std::vector<TextPart>& parts) const {
   const StringTrie& trie = normalized ? normalized_ : raw_;
   size_t done = 0;
@@ -156,7 +157,7 @@ void AddedTokens::Cut(std::string_view text, bool normalized, std::vector<TextPa
     if (token.rstrip) end = text.size() - StripWhitespace(behind, true, false).size();
     if (begin > done) parts.push_back({text.substr(done, begin - done)});
     parts.push_back({"", token.id});
-    done = std::max(done, end);
+    done = end;
   }
   if (done < text.size()) parts.push_back({text.substr(done)});
 }

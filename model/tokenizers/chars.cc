@@ -17,6 +17,12 @@ bool IsAsciiPunctuation(char32_t c) {
          (c >= 0x7b && c <= 0x7e);
 }
 
+// Letters in circles and squares are symbols, but alphabetic.
+bool IsLetterSymbol(char32_t c) {
+  return (c >= 0x24b6 && c <= 0x24e9) || (c >= 0x1f130 && c <= 0x1f149) ||
+         (c >= 0x1f150 && c <= 0x1f169) || (c >= 0x1f170 && c <= 0x1f189);
+}
+
 // The characters whose upper case is several characters, each followed by these (Unicode's
 // SpecialCasing.txt).
 constexpr std::string_view kLongUppers =
@@ -81,8 +87,9 @@ bool IsPunctuation(char32_t c) {
 
 bool IsWordChar(char32_t c) {
   const utf8proc_category_t category = Category(c);
+  const bool joins = c == 0x200c || c == 0x200d;
   return (category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_NL) ||
-         category == UTF8PROC_CATEGORY_PC;
+         category == UTF8PROC_CATEGORY_PC || joins || IsLetterSymbol(c);
 }
 
 bool IsMark(char32_t c) {

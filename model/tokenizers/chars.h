@@ -18,7 +18,7 @@ size_t CountChars(std::string_view text);
 bool IsWhitespace(char32_t c);      // White_Space
 bool IsNumber(char32_t c);          // N*: vulgar fractions and superscripts included
 bool IsPunctuation(char32_t c);     // P*, and all ASCII punctuation
-bool IsWordChar(char32_t c);        // \w: letters, marks, digits, connectors
+bool IsWordChar(char32_t c);        // \w of Rust: alphabetic, marks, digits, connectors, joiners
 bool IsMark(char32_t c);            // M*
 bool IsNonspacingMark(char32_t c);  // Mn
 bool IsOther(char32_t c);           // C*: controls, formats, unassigned

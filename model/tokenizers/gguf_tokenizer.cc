@@ -11,6 +11,7 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "base/check.h"
 #include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -149,8 +150,7 @@ absl::Status ReadByteLevel(kernels::AttrReader& reader, const Tokens& tokens, To
   if (!merges.ok()) return InContext(kMerges, merges.status());
   file.merges = *std::move(merges);
   AddTokens(tokens, /*strips=*/false, file);
-  if (pre->composes) file.rest["normalizer"] = {{"type", "NFC"}};
-  file.rest["pre_tokenizer"] = PreTokenizerJson(*pre, add_prefix_space);
+  SetPreTokenizer(pre->name, add_prefix_space, file.rest);
   file.rest["decoder"] = {{"type", "ByteLevel"}};
   file.rest["model"] = {{"type", "BPE"}, {"ignore_merges", pre->ignores_merges}};
   return absl::OkStatus();
@@ -244,6 +244,13 @@ absl::StatusOr<TokenizerFile> GgufTokenizer(const GgufFile& file, int64_t vocab_
   TokenizerFile result;
   RETURN_IF_ERROR((model == "gpt2" ? ReadByteLevel : ReadSentencePiece)(reader, tokens, result));
   return result;
+}
+
+void SetPreTokenizer(std::string_view pre, bool add_prefix_space, Json& file) {
+  const auto found = std::ranges::find(kPres, pre, &Pre::name);
+  Check(found != std::end(kPres), "a pre-tokenizer has a name of ggml's");
+  if (found->composes) file["normalizer"] = {{"type", "NFC"}};
+  file["pre_tokenizer"] = PreTokenizerJson(*found, add_prefix_space);
 }
 
 absl::StatusOr<Json> GgufTokenizerConfig(const GgufFile& file) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
 #include "absl/status/statusor.h"
 #include "model/gguf/gguf_file.h"
@@ -16,6 +17,10 @@ bool HasGgufTokenizer(const GgufFile& file);
 // "llama" is SentencePiece's BPE, whose merges follow from the scores. InvalidArgument and
 // Unimplemented name the key.
 absl::StatusOr<TokenizerFile> GgufTokenizer(const GgufFile& file, int64_t vocab_size);
+
+// Sets the normalizer and the pre-tokenizer of a tokenizer.json with bytes as characters to those
+// that ggml calls `pre`, one of those that tokenizer.ggml.pre may be.
+void SetPreTokenizer(std::string_view pre, bool add_prefix_space, nlohmann::json& file);
 
 // add_bos_token, add_eos_token, texts of special tokens and chat templates.
 absl::StatusOr<nlohmann::json> GgufTokenizerConfig(const GgufFile& file);

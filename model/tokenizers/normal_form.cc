@@ -45,9 +45,9 @@ void OrderMarks(Chars& chars) {
   }
 }
 
+// Any form but NFKC.
 void AppendNormalized(std::string_view text, NormalForm form, std::string& result) {
-  const bool compatible = form == NormalForm::kNfkc || form == NormalForm::kNfkd;
-  const bool composed = form == NormalForm::kNfc || form == NormalForm::kNfkc;
+  const bool compatible = form == NormalForm::kNfkd, composed = form == NormalForm::kNfc;
   Chars chars;
   for (size_t at = 0; at < text.size();) AppendDecomposed(NextChar(text, at), compatible, chars);
   OrderMarks(chars);
@@ -112,9 +112,13 @@ void ToNfc(std::string& text) {
 void Normalize(NormalForm form, std::string& text) {
   if (std::ranges::all_of(text, [](char byte) { return (byte & 0x80) == 0; })) return;
   if (form == NormalForm::kNfc) return ToNfc(text);
+  const bool composes = form == NormalForm::kNfkc;
   std::string result;
-  AppendNormalized(text, form, result);
+  AppendNormalized(text, composes ? NormalForm::kNfkd : form, result);
   text = std::move(result);
+  // NFKC is NFC of NFKD. Composed as a whole a text could lose U+11A7, which utf8proc takes for a
+  // part of the Hangul syllable before it; ToNfc never puts the two together.
+  if (composes) ToNfc(text);
 }
 
 }  // namespace ovq::model

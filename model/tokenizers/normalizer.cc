@@ -68,9 +68,10 @@ bool IsChinese(char32_t c) {
 
 TextStage CleanForBert() {
   return EachChar([](char32_t c, std::string& result) {
-    const bool blank = IsWhitespace(c);  // includes \t, \n and \r
-    if (c == 0 || c == 0xfffd || (IsOther(c) && !blank)) return;
-    AppendChar(blank ? U' ' : c, result);
+    // Controls vanish before white space becomes blanks, so that only these three of them do.
+    const bool stays = c == U'\t' || c == U'\n' || c == U'\r';
+    if (c == 0 || c == 0xfffd || (IsOther(c) && !stays)) return;
+    AppendChar(IsWhitespace(c) ? U' ' : c, result);
   });
 }
 

@@ -131,9 +131,26 @@ Stage ReadFixedLength(JsonFields& fields) {
   }});
 }
 
-absl::StatusOr<Stage> ReadWhitespace() {
-  ASSIGN_OR_RETURN(Regex regex, Regex::Compile(R"(\w+|[^\w\s]+)"));
-  return SplitBy({MatchRegex(std::move(regex)), SplitBehavior::kRemoved, /*invert=*/true});
+// The library splits by \w+|[^\w\s]+ with Rust's regular expressions here. Oniguruma's \w is
+// another one: it has superscripts, and no joiners.
+Stage SplitOffWords() {
+  const auto match = [](std::string_view text, std::vector<TextSpan>& matches) {
+    bool continues = false, was_word = false;
+    for (size_t at = 0; at < text.size();) {
+      const size_t begin = at;
+      const char32_t c = NextChar(text, at);
+      const bool is_blank = IsWhitespace(c), is_word = IsWordChar(c);
+      if (continues && !is_blank && is_word == was_word) {
+        matches.back().end = at;
+      } else if (!is_blank) {
+        matches.push_back({begin, at});
+      }
+      continues = !is_blank;
+      was_word = is_word;
+    }
+    return absl::OkStatus();
+  };
+  return SplitBy({match, SplitBehavior::kRemoved, /*invert=*/true});
 }
 
 Stage SplitOffWhitespace() {
@@ -155,9 +172,7 @@ absl::Status AppendStages(std::string_view type, JsonFields& fields, bool keep_b
   if (type == "Punctuation") {
     ASSIGN_OR_RETURN(stages.emplace_back(), ReadPunctuation(fields));
   }
-  if (type == "Whitespace") {
-    ASSIGN_OR_RETURN(stages.emplace_back(), ReadWhitespace());
-  }
+  if (type == "Whitespace") stages.push_back(SplitOffWords());
   if (type == "Metaspace") AppendMetaspace(fields, stages);
   if (type == "FixedLength") stages.push_back(ReadFixedLength(fields));
   if (type == "CharDelimiterSplit") stages.push_back(ReadDelimiter(fields));

@@ -68,6 +68,15 @@ Json AddedTokens(const Json& config, const Json& added, const Vocab::Entries& vo
   return list;
 }
 
+// The pre-tokenizer of the class that reads vocab.json and merges.txt in transformers, as ggml
+// calls it: Qwen's have their own, others that of GPT-2.
+const char* PreTokenizerName(const Json& config) {
+  const std::string name = TokenText(config, "tokenizer_class");
+  if (name == "Qwen2Tokenizer" || name == "Qwen2TokenizerFast") return "qwen2";
+  if (name == "Qwen3_5Tokenizer" || name == "Qwen3_5TokenizerFast") return "qwen35";
+  return "gpt-2";
+}
+
 absl::Status ReadVocabAndMerges(const std::string& folder, const Json& config, int64_t vocab_size,
                                 TokenizerFolder& result) {
   result.path = folder + "/vocab.json";
@@ -83,11 +92,10 @@ absl::Status ReadVocabAndMerges(const std::string& folder, const Json& config, i
   ASSIGN_OR_RETURN(const Json added, OptionalObject(folder + "/added_tokens.json"));
   const auto prefix = config.find("add_prefix_space");
   const bool add_prefix_space = prefix != config.end() && *prefix == true;
-  result.file.rest = {
-      {"added_tokens", AddedTokens(config, added, *vocab)},
-      {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", add_prefix_space}}},
-      {"decoder", {{"type", "ByteLevel"}}},
-      {"model", {{"type", "BPE"}}}};
+  result.file.rest = {{"added_tokens", AddedTokens(config, added, *vocab)},
+                      {"decoder", {{"type", "ByteLevel"}}},
+                      {"model", {{"type", "BPE"}}}};
+  SetPreTokenizer(PreTokenizerName(config), add_prefix_space, result.file.rest);
   result.file.vocab = *std::move(vocab);
   result.file.merges = *std::move(merges);
   return absl::OkStatus();

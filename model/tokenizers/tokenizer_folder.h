@@ -14,7 +14,7 @@ namespace ovq::model {
 
 struct TokenizerFolder {
   std::string path;    // main file, for messages: tokenizer.json or vocab.json
-  TokenizerFile file;  // vocab.json and merges.txt become GPT-2's tokenizer.json
+  TokenizerFile file;  // vocab.json and merges.txt become the tokenizer.json of GPT-2 or of Qwen
   // One end of a text by tokenizer_config.json. wanted: whether `token` is added there; empty if
   // the file does not say.
   struct End {

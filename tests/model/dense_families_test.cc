@@ -397,6 +397,42 @@ TEST(DenseFamilies, PartsMayHaveBiases) {
   }
 }
 
+// These families' code has a number of its own for an absent field, but not for a null.
+TEST(DenseFamilies, KeyHeadsThatAreNullAreAsManyAsQueryHeads) {
+  for (const char* name : {kMistral, kQwen2, kQwen3, kSmolLm3}) {
+    EditedModel model(name);
+    model.config["num_key_value_heads"] = nullptr;
+    const TempFolder folder;
+    folder.Write("config.json", model.config.dump());
+    const auto config = LoadConfig(folder.path());
+    ASSERT_TRUE(config.ok()) << name << config.status();
+    const kernels::AttentionShape& shape = config->layers[0].mixer->attention()->shape;
+    EXPECT_EQ(shape.n_kv_heads, shape.n_heads) << name;
+  }
+}
+
+// transformers ends an answer at the tokens of the whole model, and asks its text only without.
+TEST(DenseFamilies, ALargerModelsTokensCountBeforeThoseOfItsText) {
+  json text = EditedModel(kGemma).config;
+  text["bos_token_id"] = 2;
+  text["eos_token_id"] = 1;
+  const auto load = [&text](const json& at_top) {
+    json whole = {{"model_type", "gemma3"}, {"text_config", text}};
+    whole.update(at_top);
+    const TempFolder folder;
+    folder.Write("config.json", whole.dump());
+    auto config = LoadConfig(folder.path());
+    Check(config.ok(), Message(config.status()).c_str());
+    return *std::move(config);
+  };
+  const std::vector<int32_t> of_text = {1}, of_all = {1, 5};
+  EXPECT_EQ(load({{"eos_token_id", {1, 5}}}).eos_token_ids, of_all);
+  EXPECT_EQ(load({{"eos_token_id", nullptr}}).eos_token_ids, of_text);
+  EXPECT_EQ(load({{"bos_token_id", 7}}).eos_token_ids, of_text);
+  EXPECT_EQ(load({{"bos_token_id", 7}}).bos_token_id, 7);
+  EXPECT_EQ(load({{"bos_token_id", nullptr}}).bos_token_id, 2);
+}
+
 // A larger model's folder: fields in text_config, other prefixes, tensors of pictures.
 TEST(DenseFamilies, Gemma3MayLieInALargerModel) {
   const EditedModel alone(kGemma);

@@ -195,6 +195,18 @@ TEST(NemotronH, MayBeWrittenInOtherWays) {
   ExpectSame(model, kNemotronExperts);
 }
 
+TEST(NemotronH, TimeStepsHaveTheLimitsOfTheFile) {
+  const std::vector<float> expected = ComputeLogits(EditedModel(kNemotron));
+  for (const char* field : {"time_step_limit", "mamba_dt_limit"}) {
+    EditedModel model(kNemotron);
+    model.config.erase("time_step_limit");
+    EXPECT_EQ(ComputeLogits(model), expected);
+    model.config[field] = {0.5, 0.6};
+    EXPECT_NE(ComputeLogits(model), expected) << field;
+  }
+  ExpectRefused(kNemotron, {{"time_step_limit", {0.5}}}, "time_step_limit: expected a list of 2");
+}
+
 // A mixer that gives nothing, and none, are the same; so are feed-forwards.
 TEST(NemotronH, BlocksMayComeInAnyOrder) {
   EditedModel silent(kNemotron);  // M-M*-M-

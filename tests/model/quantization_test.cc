@@ -87,6 +87,33 @@ TEST(Quantization, GptqsSecondFormatStoresZeroPointsAsTheyAre) {
   EXPECT_NEAR(first[1][0] - first[0][0], kernels::HalfToFloat(bits), 1e-6);  // z is less by one
 }
 
+// A zero point of 0 is less by one modulo 2^bits: the largest number that there is.
+TEST(Quantization, GptqsZeroPointsMayBeZero) {
+  for (const int bits : {4, 8}) {
+    const int n = 32 / bits;
+    const std::string row = bits == 4 ? "\x10\x32\x54\x76" : std::string("\0\1\2\3", 4);
+    std::string rows;
+    for (int i = 0; i < n; ++i) rows += row;
+    EditedModel model(kLlama);
+    model.tensors.clear();
+    model.tensors["a.scales"] = {{1, n}, Bytes(std::vector<float>(static_cast<size_t>(n), 1))};
+    model.typed["a.qweight"] = {"I32", {1, n}, rows};
+    model.typed["a.qzeros"] = {"I32", {1, 1}, bits == 4 ? "\x7f\x77\x77\x77" : "\xff\x7f\x7f\x7f"};
+    const TempFolder folder;
+    model.Write(folder);
+    Weights weights;
+    ASSERT_TRUE(Weights::Open(folder.path(), weights).ok());
+    ASSERT_TRUE(AddQuantized(Read({{"quant_method", "gptq"}, {"bits", bits}}), weights).ok());
+    const auto made = weights.GetTensor("a.weight", {n, n});
+    ASSERT_TRUE(made.ok()) << made.status();
+    const std::vector<float> values(made->as<const float>(), made->as<const float>() + n * n);
+    for (int i = 0; i < n; ++i) {
+      EXPECT_EQ(values[i], i) << bits;
+      EXPECT_EQ(values[n + i], i - (1 << (bits - 1))) << bits;
+    }
+  }
+}
+
 float AbsMax(const std::vector<float>& values) {
   float most = 1e-6f;
   for (const float v : values) most = std::max(most, std::abs(v));

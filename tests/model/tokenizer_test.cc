@@ -5,6 +5,7 @@
 
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "tests/folders.h"
 #include "tests/model/model_test_util.h"
 #include "tests/model/sentencepiece_util.h"
@@ -159,6 +160,25 @@ TEST_F(SentencePiece, StandsInForATokenizerOfAnotherType) {
   EXPECT_EQ(*(*tokenizer)->Encode("the fox", true), *Load()->Encode("the fox", true));
   both.Write("tokenizer.json", R"({"model": {"type": "BPE"}})");
   EXPECT_THAT(Message(Tokenizer::Load(both.path(), config).status()), HasSubstr("tokenizer.json"));
+}
+
+TEST_F(SentencePiece, BosIsAddedUnlessTokenizerConfigSaysNo) {
+  const TempFolder folder;
+  folder.Write("tokenizer.model", ReadBytes(folder_->file("tokenizer.model")));
+  const auto ids = [&](const char* add_bos_token) {
+    folder.Write("tokenizer_config.json",
+                 absl::StrCat(R"({"add_bos_token": )", add_bos_token, "}"));
+    const auto tokenizer = Tokenizer::Load(folder.path(), Config());
+    Check(tokenizer.ok(), Message(tokenizer.status()).c_str());
+    EXPECT_TRUE((*tokenizer)->IsSilent(1));
+    return *(*tokenizer)->Encode("the fox", true);
+  };
+  EXPECT_EQ(ids("null"), *Load()->Encode("the fox", true));
+  EXPECT_EQ(ids("true"), *Load()->Encode("the fox", true));
+  EXPECT_EQ(ids("false"), *Load()->Encode("the fox", false));
+  folder.Write("tokenizer_config.json", R"({"add_bos_token": "no"})");
+  EXPECT_THAT(Message(Tokenizer::Load(folder.path(), Config()).status()),
+              HasSubstr("tokenizer_config.json: add_bos_token: expected true or false"));
 }
 
 TEST_F(SentencePiece, AnyPiecesDecodeAsTheLibraryDoes) {

@@ -62,6 +62,21 @@ TEST(BpeTokenizer, RequestsInParallelGiveTheSameIds) {
   EXPECT_THAT(wrong, ElementsAre(0, 0, 0, 0));
 }
 
+// The white space that the first token includes has another token in it: the text goes on behind
+// that one, as in the library.
+TEST(BpeTokenizer, ATokenInTheWhiteSpaceOfAnother) {
+  const auto tokenizer = MakeTokenizer(
+      TokenizerJson({"x", " "}, {},
+                    {{"added_tokens",
+                      {{{"id", 2}, {"content", "<a>"}, {"rstrip", true}, {"special", true}},
+                       {{"id", 3}, {"content", "\n"}, {"special", true}},
+                       {{"id", 4}, {"content", "<b>"}, {"lstrip", true}, {"special", true}}}}}));
+  EXPECT_THAT(Encode(*tokenizer, "<a> \n x"), ElementsAre(2, 3, 1, 0));
+  EXPECT_THAT(Encode(*tokenizer, "<a> x"), ElementsAre(2, 0));
+  EXPECT_THAT(Encode(*tokenizer, "x <b>x"), ElementsAre(0, 4, 0));
+  EXPECT_THAT(Encode(*tokenizer, "<a>  <b> x"), ElementsAre(2, 4, 1, 0));
+}
+
 // A text that nothing splits is one word. Parts that no merge can join are merged separately; the
 // ids are those of merging the whole.
 TEST(BpeTokenizer, LongWordsAreCutWhereNoMergeReaches) {

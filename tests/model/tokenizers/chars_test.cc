@@ -16,8 +16,10 @@ TEST(Chars, Classes) {
   EXPECT_FALSE(IsNumber(U'a'));
   for (const char32_t c : {U'!', U'$', U'~', U'\u2026', U'\u3002'}) EXPECT_TRUE(IsPunctuation(c));
   EXPECT_FALSE(IsPunctuation(U'\u20ac'));
-  for (const char32_t c : {U'a', U'_', U'1', U'\u4f60', U'\u0301'}) EXPECT_TRUE(IsWordChar(c));
-  for (const char32_t c : {U'-', U' ', U'\xb2'}) EXPECT_FALSE(IsWordChar(c));
+  for (const char32_t c :
+       {U'a', U'_', U'1', U'\u4f60', U'\u0301', U'\u200c', U'\u200d', U'\u24b6', U'\U0001f130'})
+    EXPECT_TRUE(IsWordChar(c)) << static_cast<uint32_t>(c);
+  for (const char32_t c : {U'-', U' ', U'\xb2', U'\u200b', U'\u24ea'}) EXPECT_FALSE(IsWordChar(c));
   EXPECT_TRUE(IsMark(U'\u0903'));
   EXPECT_FALSE(IsNonspacingMark(U'\u0903'));
   EXPECT_TRUE(IsNonspacingMark(U'\u0301'));

@@ -36,6 +36,11 @@ TEST(NormalForm, ExamplesOfTheStandard) {
   EXPECT_EQ(In(NormalForm::kNfc, "\xe2\x84\xab"), "\xc3\x85");  // ANGSTROM SIGN
   EXPECT_EQ(In(NormalForm::kNfc, "\xe1\x84\x80\xe1\x85\xa1\xe1\x86\xa8"), "\xea\xb0\x81");
   EXPECT_EQ(In(NormalForm::kNfc, ""), "");
+  // U+11A7 comes before the first final consonant, and composes with nothing.
+  for (const NormalForm form : {NormalForm::kNfc, NormalForm::kNfkc}) {
+    EXPECT_EQ(In(form, "\u1100\u1161\u11a7\u11a8"), "\uac00\u11a7\u11a8");
+    EXPECT_EQ(In(form, "\uac00\u11a7"), "\uac00\u11a7");
+  }
 }
 
 TEST(NormalForm, NfcOfAnyTextIsThatOfTheLibrary) {

@@ -100,6 +100,8 @@ TEST(Normalizer, GrowthIsBounded) {
 TEST(Normalizer, Bert) {
   EXPECT_EQ(Normalized({{"type", "BertNormalizer"}}, "H\xc3\xa9\n\x01 \xe4\xb8\xad"),
             "he   \xe4\xb8\xad ");
+  // Line tabulation, form feed and U+0085 are controls first, U+2028 is white space alone.
+  EXPECT_EQ(Normalized({{"type", "BertNormalizer"}}, "a\x0b\x0c\xc2\x85\t\xe2\x80\xa8z"), "a  z");
   EXPECT_EQ(Normalized({{"type", "BertNormalizer"},
                         {"lowercase", false},
                         {"handle_chinese_chars", false},
@@ -111,6 +113,9 @@ TEST(Normalizer, Bert) {
 TEST(PreTokenizer, EachType) {
   EXPECT_THAT(Cut({{"type", "WhitespaceSplit"}}, " a, b\tc "), ElementsAre("a,", "b", "c"));
   EXPECT_THAT(Cut({{"type", "Whitespace"}}, "a,b c!?"), ElementsAre("a", ",", "b", "c", "!?"));
+  // A superscript is no word character, a joiner and a letter in a circle are.
+  EXPECT_THAT(Cut({{"type", "Whitespace"}}, " 5 m\u00b2 a\u200db\u24b6\u2028!?"),
+              ElementsAre("5", "m", "\u00b2", "a\u200db\u24b6", "!?"));
   EXPECT_THAT(Cut({{"type", "BertPreTokenizer"}}, "a, b"), ElementsAre("a", ",", "b"));
   EXPECT_THAT(Cut({{"type", "CharDelimiterSplit"}, {"delimiter", "-"}}, "a-b--c"),
               ElementsAre("a", "b", "c"));

@@ -54,6 +54,33 @@ TEST_F(VocabAndMerges, TokensBesideThem) {
   EXPECT_TRUE((*tokenizer)->IsSpecial(258));
 }
 
+// Qwen's tokenizers compose characters, their digits are words of their own, and in Qwen3.5's words
+// have marks.
+TEST_F(VocabAndMerges, AreQwensTokenizerByItsClass) {
+  Json vocab = Json::object();
+  const std::vector<std::string> bytes = ByteChars();
+  for (int byte = 0; byte < 256; ++byte) vocab[bytes[byte]] = byte;
+  vocab["11"] = 256;
+  vocab["x\u00cc"] = 257;
+  folder_.Write("vocab.json", vocab.dump());
+  folder_.Write("merges.txt", "1 1\nx \u00cc\n");
+  const auto ids = [this](const std::string& config) {
+    folder_.Write("tokenizer_config.json", config);
+    const auto tokenizer = BpeTokenizer::Load(folder_.path(), kManyIds);
+    Check(tokenizer.ok(), Message(tokenizer.status()).c_str());
+    return Encode(**tokenizer, "11e\u0301x\u0302");
+  };
+  for (const char* config : {"{}", R"({"tokenizer_class": "GPT2Tokenizer"})"}) {
+    EXPECT_THAT(ids(config), ElementsAre(256, 'e', 0xcc, 0x81, 'x', 0xcc, 0x82)) << config;
+  }
+  for (const char* name : {"Qwen2Tokenizer", "Qwen2TokenizerFast"}) {
+    EXPECT_THAT(ids(absl::StrCat(R"({"tokenizer_class": ")", name, "\"}")),
+                ElementsAre('1', '1', 0xc3, 0xa9, 'x', 0xcc, 0x82));
+  }
+  EXPECT_THAT(ids(R"({"tokenizer_class": "Qwen3_5Tokenizer"})"),
+              ElementsAre('1', '1', 0xc3, 0xa9, 257, 0x82));
+}
+
 TEST_F(VocabAndMerges, ATokenBesideThemThatIsNone) {
   for (const char* token : {"7", "[]", R"("x")", "{}"}) {
     folder_.Write("tokenizer_config.json",
