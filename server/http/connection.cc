@@ -473,9 +473,10 @@ class HttpConnection final : public Exchange, public Connection {
     if (!handling_) return;
     handling_ = false;
     source_ = nullptr;
-    request_ = {};
+    // An assignment alone would keep the memory of texts.
+    (void)std::exchange(request_, {});
+    for (std::string* text : {&out_, &part_}) (void)std::exchange(*text, {});
     SetPayer(client());  // whoever sends the next request is not known yet
-    out_ = part_ = std::string();
     ReleaseCallbacks();
     if (closed_) return;
     if (gone() || !keep_alive_) return Finish();

@@ -3,6 +3,7 @@
 usage: http_wire_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -394,6 +395,15 @@ class Limits(unittest.TestCase):
             # The server notices at its own time that the others are gone.
             wait_for(lambda: re.search(r"ovq_http_connections\{[^}]*\} 1\n", server.metrics()),
                      "the watcher's connection alone", 10)
+
+    def test_idle_connections_keep_neither_bodies_nor_answers(self):
+        with serve() as server, contextlib.ExitStack() as stack:
+            port, before = http_port(server), server.resident_bytes()
+            for _ in range(20):
+                peer = stack.enter_context(contextlib.closing(HttpClient(port)))
+                status, answer, _ = peer.post("/tokenize", {"prompt": "x" * 1000000})
+                self.assertEqual((status, answer["count"]), (200, 1000000))  # of 4 MB
+            self.assertLess(server.resident_bytes() - before, 60 << 20)
 
     def test_a_request_that_comes_in_during_a_drain_is_refused(self):
         with serve("--drain-notice", "0s", "--drain-timeout", "5s") as server:
