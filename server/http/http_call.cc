@@ -101,7 +101,7 @@ void HttpCall::End(int http_status, const absl::Status& status, size_t answer_by
   services().metrics.HttpFinished(route_, cancelled() ? kHttpClientGone : http_status,
                                   record_.age());
   record_.End(seen, answer_bytes);
-  exchange_->request().memory = record_.TakeMemory();
+  exchange_->request().memory = record_.ReleaseMemory();
 }
 
 void HttpCall::Reply(int status, std::string body, std::string content_type) {
