@@ -425,6 +425,29 @@ class Limits(unittest.TestCase):
                 self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
             self.assertEqual(server.wait(), 0)
 
+    def test_a_drain_waits_for_bodies_and_for_answers_that_are_being_sent(self):
+        with serve("--drain-notice", "0s", "--drain-timeout", "10s") as server, socket.socket() as slow:
+            head = (b"POST %s HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n")
+            text = json.dumps({"prompt": "x" * 1000000}).encode()
+            address = ("127.0.0.1", http_port(server))
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.settimeout(10)
+            slow.connect(address)
+            slow.sendall(head % (b"/tokenize", len(text)) + text)
+            answer = slow.recv(1000)  # of 4 MB, more than the sockets hold
+            with socket.create_connection(address, timeout=10) as upload:
+                upload.sendall(head % (b"/v1/completions", 15) + b'{"prompt"')
+                self.assertEqual(self.client(address[1]).get("/health")[0], 200)  # the header is there
+                server.terminate()
+                time.sleep(0.5)
+                upload.sendall(b':"hi"}')
+                self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
+            while part := slow.recv(1 << 20):
+                answer += part
+            self.assertEqual(json.loads(answer.partition(b"\r\n\r\n")[2])["count"], 1000000)
+            self.assertEqual(server.wait(), 0)
+
     def test_a_drain_ends_in_its_time_whoever_is_connected(self):
         with serve("--drain-notice", "0s", "--drain-timeout", "1s") as server:
             port = http_port(server)
