@@ -444,6 +444,7 @@ class HttpConnection final : public Exchange, public Connection {
     while (source_ && !ended_ && !writing_) {
       part_.clear();
       ended_ = !source_(part_);
+      if (ended_) source_ = nullptr;  // nobody counts what it holds any more
       const bool nothing = part_.empty();
       if (gone()) {
         out_.clear();
