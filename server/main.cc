@@ -97,7 +97,9 @@ void Drain(const Options& options, engine::Engine& engine, ServiceContext& servi
     log.Warning("drain: time is up, open requests were ended");
   }
   // The last answers are on their way; this bounds the time for clients that do not read.
-  services.AwaitCalls(std::max(deadline, absl::Now() + absl::Seconds(1)));
+  const absl::Time last = std::max(deadline, absl::Now() + absl::Seconds(1));
+  services.AwaitCalls(last);
+  if (http != nullptr) http->server().AwaitAnswers(last);
   // Only connections are left. Without this limit gRPC waits for each to answer a ping: 20 s for
   // one whose client is idle and not reading.
   server.Shutdown(absl::Now() + kGoodbye);

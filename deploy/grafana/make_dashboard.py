@@ -15,7 +15,7 @@ PROC = 'job="ovq-server", instance=~"$instance"'
 OUTPUT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "dashboards", "ovq-server.json")
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 FAULTS = "INTERNAL|UNKNOWN|DATA_LOSS|UNAVAILABLE|DEADLINE_EXCEEDED"
-HTTP_CALLS = 'route=~"/(v1|ovq)/.*"'  # /health and the console are no calls
+HTTP_CALLS = 'route=~"/(v1|ovq)/.*|/(de)?tokenize"'  # /health and the console are no calls
 HTTP_FAULTS = "500|503|504"
 
 

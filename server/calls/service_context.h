@@ -147,7 +147,7 @@ class CallRecord {
   // still holds the call. Call once, at the end, not on the engine's thread.
   void End(const absl::Status& seen, size_t answer_bytes = 0);
   // Gives the memory away, to whoever sends the answer. After End.
-  std::unique_ptr<ByteHold> TakeMemory() { return std::move(memory_); }
+  std::unique_ptr<ByteHold> ReleaseMemory() { return std::move(memory_); }
 
  private:
   LogFields IdFields() const;

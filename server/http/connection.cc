@@ -206,6 +206,18 @@ class ClientStream {
   std::optional<asio::ssl::stream<Tcp::socket&>> tls_;
 };
 
+// A request from the end of its header on, until its answer is sent.
+class OpenRequest {
+ public:
+  explicit OpenRequest(ConnectionHost& host) : host_(host) { host_.CountRequests(1); }
+  ~OpenRequest() { host_.CountRequests(-1); }
+  OpenRequest(const OpenRequest&) = delete;
+  OpenRequest& operator=(const OpenRequest&) = delete;
+
+ private:
+  ConnectionHost& host_;
+};
+
 // All private members run on the strand of the socket; those of Exchange may be called on any
 // thread.
 class HttpConnection final : public Exchange, public Connection {
@@ -268,9 +280,7 @@ class HttpConnection final : public Exchange, public Connection {
 
   void Close(bool if_idle) override {
     PostToStrand([this, if_idle] {
-      // A request has memory from the end of its header on, until it is handled.
-      const bool idle = !handling_ && request_.memory == nullptr;
-      if (!if_idle || idle) End();
+      if (!if_idle || !open_) End();
     });
   }
 
@@ -337,6 +347,7 @@ class HttpConnection final : public Exchange, public Connection {
     if (closed_) return;
     using HttpError = beast::http::error;
     const auto& message = parser_->get();
+    open_.emplace(host_);
     version_ = message.version();
     keep_alive_ = !error && parser_->keep_alive();
     request_ = ToHttpRequest(message);
@@ -433,6 +444,7 @@ class HttpConnection final : public Exchange, public Connection {
     while (source_ && !ended_ && !writing_) {
       part_.clear();
       ended_ = !source_(part_);
+      if (ended_) source_ = nullptr;  // nobody counts what it holds any more
       const bool nothing = part_.empty();
       if (gone()) {
         out_.clear();
@@ -472,10 +484,12 @@ class HttpConnection final : public Exchange, public Connection {
   void Answered() {
     if (!handling_) return;
     handling_ = false;
+    open_.reset();
     source_ = nullptr;
-    request_ = {};
+    // An assignment alone would keep the memory of texts.
+    (void)std::exchange(request_, {});
+    for (std::string* text : {&out_, &part_}) (void)std::exchange(*text, {});
     SetPayer(client());  // whoever sends the next request is not known yet
-    out_ = part_ = std::string();
     ReleaseCallbacks();
     if (closed_) return;
     if (gone() || !keep_alive_) return Finish();
@@ -509,6 +523,7 @@ class HttpConnection final : public Exchange, public Connection {
   void End() {
     Deadline(absl::InfiniteDuration());
     closed_ = true;
+    open_.reset();
     ErrorCode ignored;
     stream_.socket().close(ignored);
     SetGone();
@@ -529,6 +544,7 @@ class HttpConnection final : public Exchange, public Connection {
   asio::steady_timer::time_point body_end_;
   unsigned version_ = 11;
   bool keep_alive_ = false;
+  std::optional<OpenRequest> open_;
   bool reading_ = false, handling_ = false, finishing_ = false, closed_ = false;
 
   std::string out_, part_;  // bytes to be written; the source's last part

@@ -36,6 +36,8 @@ struct ConnectionHost {
   // Marks a connection without a request. Idle ones are closed first to make room.
   virtual void SetIdle(Connection* connection, bool idle) = 0;
   virtual void OnConnectionClosed(Connection* connection) = 0;
+  // Adds to the number of requests that have begun and whose answers are not sent.
+  virtual void CountRequests(int more) = 0;
 
  protected:
   ~ConnectionHost() = default;

@@ -100,8 +100,9 @@ void HttpCall::End(int http_status, const absl::Status& status, size_t answer_by
   const absl::Status seen = record_.Seen(status);
   services().metrics.HttpFinished(route_, cancelled() ? kHttpClientGone : http_status,
                                   record_.age());
+  (void)std::exchange(exchange_->request().body, {});  // an assignment would keep its memory
   record_.End(seen, answer_bytes);
-  exchange_->request().memory = record_.TakeMemory();
+  exchange_->request().memory = record_.ReleaseMemory();
 }
 
 void HttpCall::Reply(int status, std::string body, std::string content_type) {

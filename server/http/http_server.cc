@@ -104,6 +104,10 @@ class Server final : public HttpServer, private ConnectionHost {
     ending = true;
     CloseAll(/*if_idle=*/true);
   }
+  void AwaitAnswers(absl::Time deadline) override {
+    std::unique_lock lock(mutex_);
+    answered_.wait_until(lock, absl::ToChronoTime(deadline), [this] { return requests_ == 0; });
+  }
   void Shutdown() override {
     if (threads_.empty()) return;
     ending = true;
@@ -152,6 +156,11 @@ class Server final : public HttpServer, private ConnectionHost {
     connections_.erase(found);
     events.connections(static_cast<int>(connections_.size()));
     if (connections_.empty()) none_.notify_all();
+  }
+  void CountRequests(int more) override {
+    std::lock_guard lock(mutex_);
+    requests_ += more;
+    if (requests_ == 0) answered_.notify_all();
   }
 
   // Leaves the acceptor closed on an error.
@@ -282,7 +291,9 @@ class Server final : public HttpServer, private ConnectionHost {
   std::shared_ptr<const TlsMaterial> material_;
   std::shared_ptr<asio::ssl::context> context_;
 
-  std::mutex mutex_;     // guards the five members below
+  std::mutex mutex_;  // guards the seven members below
+  int requests_ = 0;  // CountRequests
+  std::condition_variable answered_;
   bool closed_ = false;  // no connection is added any more
   std::condition_variable none_;
   Connections idle_;                            // longest idle first

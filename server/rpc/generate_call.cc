@@ -17,10 +17,7 @@ class GenerateCall final : public StreamCall<WriteReactor, v1::GenerateResponse>
 
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
-    // A message that waits to be parsed takes its bytes, too.
-    if (absl::Status status = ReserveBytes(record_.memory(), request->Length()); !status.ok()) {
-      return EndCall(status);
-    }
+    if (absl::Status status = call_.HoldMessage(*request); !status.ok()) return EndCall(status);
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
     BeginOnBlockingThread(request->Length(), [this, request](const absl::Status& status) {
       pump_.Submitted(status.ok() ? Submit(*request) : status, weak_from_this());

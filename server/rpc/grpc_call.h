@@ -36,6 +36,12 @@ class GrpcCall final : public CallContext {
   bool cancelled() const override { return context_->IsCancelled(); }
 
   CallRecord& record() { return record_; }
+  // Takes memory for the call's message while it waits to be parsed. gRPC keeps its bytes to the
+  // end of the call, but End frees them.
+  absl::Status HoldMessage(const grpc::ByteBuffer& message) {
+    message_ = &message;
+    return ReserveBytes(record_.memory(), message.Length());
+  }
   // Counts and logs the call, sets its trailing metadata (`x-request-id`, `traceparent`,
   // `tracestate`, and `retry-after-ms` if the status has one) and returns its status for the wire.
   // answer_bytes: of a message that goes with the status. Call once, at the end, not on the
@@ -50,6 +56,7 @@ class GrpcCall final : public CallContext {
       context_->AddTrailingMetadata(name, value);
     }
     record_.services().metrics.CallFinished(record_.method(), seen.code(), record_.age());
+    if (message_ != nullptr) const_cast<grpc::ByteBuffer*>(message_)->Clear();
     record_.End(seen, answer_bytes);
     return ToGrpcStatus(seen);
   }
@@ -58,6 +65,7 @@ class GrpcCall final : public CallContext {
   grpc::CallbackServerContext* const context_;
   const SteadyTime deadline_;
   CallRecord record_;
+  const grpc::ByteBuffer* message_ = nullptr;
 };
 
 }  // namespace ovq::server

@@ -33,11 +33,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
     queue_ = access == Access::kAdmin ? &services_.admin
              : lane == Lane::kQuick   ? &services_.quick
                                       : &services_.blocking;
-    // A message that waits to be parsed takes its bytes, too.
-    if (absl::Status status = ReserveBytes(call_.record().memory(), request->Length());
-        !status.ok()) {
-      return End(status);
-    }
+    if (absl::Status status = call_.HoldMessage(*request); !status.ok()) return End(status);
     if (absl::Status status = call_.record().Admit(access); !status.ok()) return End(status);
     auto work = [this, request, lane, handler = std::move(handler)](absl::Status status) {
       if (!status.ok()) return End(status);

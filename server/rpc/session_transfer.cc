@@ -64,10 +64,7 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
 
   void Start(const grpc::ByteBuffer* request) {
     KeepUntilDone();
-    // A message that waits to be parsed takes its bytes, too.
-    if (absl::Status status = ReserveBytes(record_.memory(), request->Length()); !status.ok()) {
-      return EndCall(status);
-    }
+    if (absl::Status status = call_.HoldMessage(*request); !status.ok()) return EndCall(status);
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
     BeginOnBlockingThread(request->Length(), [this, request](absl::Status status) {
       if (status.ok()) status = Read(*request);

@@ -3,6 +3,7 @@
 usage: http_wire_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
+import contextlib
 import http.client
 import json
 import os
@@ -395,6 +396,15 @@ class Limits(unittest.TestCase):
             wait_for(lambda: re.search(r"ovq_http_connections\{[^}]*\} 1\n", server.metrics()),
                      "the watcher's connection alone", 10)
 
+    def test_idle_connections_keep_neither_bodies_nor_answers(self):
+        with serve() as server, contextlib.ExitStack() as stack:
+            port, before = http_port(server), server.resident_bytes()
+            for _ in range(20):
+                peer = stack.enter_context(contextlib.closing(HttpClient(port)))
+                status, answer, _ = peer.post("/tokenize", {"prompt": "x" * 1000000})
+                self.assertEqual((status, answer["count"]), (200, 1000000))  # of 4 MB
+            self.assertLess(server.resident_bytes() - before, 60 << 20)
+
     def test_a_request_that_comes_in_during_a_drain_is_refused(self):
         with serve("--drain-notice", "0s", "--drain-timeout", "5s") as server:
             port = http_port(server)
@@ -413,6 +423,29 @@ class Limits(unittest.TestCase):
                 time.sleep(0.2)  # connections without a request end
                 upload.sendall(b':"hi"}')
                 self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
+            self.assertEqual(server.wait(), 0)
+
+    def test_a_drain_waits_for_bodies_and_for_answers_that_are_being_sent(self):
+        with serve("--drain-notice", "0s", "--drain-timeout", "10s") as server, socket.socket() as slow:
+            head = (b"POST %s HTTP/1.1\r\nHost: localhost\r\n"
+                    b"Content-Type: application/json\r\nContent-Length: %d\r\n\r\n")
+            text = json.dumps({"prompt": "x" * 1000000}).encode()
+            address = ("127.0.0.1", http_port(server))
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.settimeout(10)
+            slow.connect(address)
+            slow.sendall(head % (b"/tokenize", len(text)) + text)
+            answer = slow.recv(1000)  # of 4 MB, more than the sockets hold
+            with socket.create_connection(address, timeout=10) as upload:
+                upload.sendall(head % (b"/v1/completions", 15) + b'{"prompt"')
+                self.assertEqual(self.client(address[1]).get("/health")[0], 200)  # the header is there
+                server.terminate()
+                time.sleep(0.5)
+                upload.sendall(b':"hi"}')
+                self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
+            while part := slow.recv(1 << 20):
+                answer += part
+            self.assertEqual(json.loads(answer.partition(b"\r\n\r\n")[2])["count"], 1000000)
             self.assertEqual(server.wait(), 0)
 
     def test_a_drain_ends_in_its_time_whoever_is_connected(self):

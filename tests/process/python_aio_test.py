@@ -1,6 +1,7 @@
 """The Python client's asyncio twin against a fake server."""
 
 import argparse
+import asyncio
 import inspect
 import sys
 import unittest
@@ -62,6 +63,18 @@ class AsyncioTwin(WithServer, unittest.IsolatedAsyncioTestCase):
     async def test_a_server_that_drains_behind_an_answer_is_no_error(self):
         async with AsyncClient(self.server.address) as client, client.chat() as chat:
             self.assertEqual(text_of([event async for event in chat.send("last")]), "4:last")
+
+    async def test_a_cancel_may_come_while_a_turn_is_being_sent(self):
+        async with AsyncClient(self.server.address) as client, client.chat() as chat:
+            async def ask():
+                return [event async for event in chat.send("slow")]
+
+            for _ in range(5):
+                turn = asyncio.ensure_future(ask())
+                await asyncio.sleep(0)  # its message is on its way
+                await asyncio.wait_for(chat.cancel(), 10)
+                events = await asyncio.wait_for(turn, 10)
+                self.assertEqual(events[-1].reason, FinishReason.CANCELLED)
 
     async def test_a_turn_after_the_end_of_the_call_says_why_it_ended(self):
         async with AsyncClient(self.server.address) as client:

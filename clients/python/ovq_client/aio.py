@@ -47,10 +47,11 @@ def _event(response: Any) -> Any:
 class AsyncChat:
     """One live conversation on one stream; made by AsyncClient.chat, used with `async with`."""
 
-    def __init__(self, stub: Any, open_request: Any, session_key: str):
+    def __init__(self, stub: Any, open_request: Any, session_key: str, make_lock: Any):
         self._stub = stub
         self._open = open_request
         self._key = session_key
+        self._make_lock = make_lock
         self._running = False
         self._cancelled = False  # the running turn, before all of it was sent
         self._call: Any = None
@@ -59,6 +60,7 @@ class AsyncChat:
 
     async def __aenter__(self) -> AsyncChat:
         self._call = self._stub.Chat(session_key=self._key)
+        self._writing = self._make_lock()  # grpc.aio loses one of two writes at a time
         try:
             await self._write(self._open)
             self.session = from_message((await self._read()).opened.session)
@@ -124,7 +126,8 @@ class AsyncChat:
     async def _write(self, request: Any) -> None:
         try:
             with ovq_errors():
-                await self._call.write(request)
+                async with self._writing:
+                    await self._call.write(request)
         except asyncio.InvalidStateError:  # the call has ended, and reading says why
             await self._read()
 
@@ -142,6 +145,7 @@ class Connection:
     # The blocking client has others.
     _grpc: Any = grpc.aio
     _sleep: Any = staticmethod(asyncio.sleep)
+    _lock: Any = asyncio.Lock
     _adapt: Any = staticmethod(lambda kind, call: call)
 
     def __init__(
@@ -282,7 +286,8 @@ class AsyncClient(Connection):
             "session_id": session_id, "memory": memory, "max_centroids": max_centroids,
             "keep_session": keep_session, "ttl": duration(ttl),
         }
-        return AsyncChat(self._stub, MESSAGES["ChatRequest"](open=fields), session_key(session_id))
+        key = session_key(session_id)
+        return AsyncChat(self._stub, MESSAGES["ChatRequest"](open=fields), key, self._lock)
 
     async def score(
         self,

@@ -80,6 +80,16 @@ class _Stream:
         self._responses.cancel()
 
 
+class _NoLock:
+    """Stands for a lock where nothing is suspended: any thread may write."""
+
+    async def __aenter__(self) -> None:
+        pass
+
+    async def __aexit__(self, *_: Any) -> None:
+        pass
+
+
 async def _sleep(seconds: float) -> None:
     time.sleep(seconds)
 
@@ -161,6 +171,7 @@ class Client(Connection):
 
     _grpc: Any = grpc
     _sleep: Any = staticmethod(_sleep)
+    _lock: Any = _NoLock
     _adapt: Any = staticmethod(_adapt)
 
     def __enter__(self) -> Client:

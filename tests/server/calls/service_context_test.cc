@@ -4,6 +4,7 @@
 #include <chrono>
 #include <memory>
 #include <optional>
+#include <string>
 #include <thread>
 
 #include "server/http/http_call.h"
@@ -34,13 +35,14 @@ TEST(ServiceContext, WaitsForCallsThatAreStillHeld) {
 TEST(ServiceContext, ACallWithAnAnswerHoldsTheMemoryOfThatAlone) {
   TestServer server;
   const auto budget = server.services().engine.options().request_memory;
-  auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models");
+  auto exchange = std::make_shared<FakeExchange>("GET", "/v1/models", std::string(1000, 'x'));
   auto call =
       std::make_shared<HttpCall>(server.services(), "GET /v1/models", exchange, HttpHeaders());
   ASSERT_TRUE(ReserveBytes(call->record().memory(), 1000).ok());
   EXPECT_EQ(budget->held(), 1000u);
   call->Reply(200, "answer");
   EXPECT_EQ(budget->held(), 6u);
+  EXPECT_LT(exchange->request().body.capacity(), 100u) << "nobody counts the request any more";
   call.reset();
   EXPECT_EQ(budget->held(), 6u) << "the answer is not sent yet";
   exchange.reset();

@@ -7,6 +7,7 @@
 #include <string>
 #include <thread>
 
+#include "server/rpc/grpc_call.h"
 #include "tests/server/server_test_util.h"
 
 namespace ovq::server::test {
@@ -83,6 +84,20 @@ TEST_F(RequestMemoryTest, MessagesThatWaitToBeParsedCountTheirBytes) {
   EXPECT_FALSE(reader->Read(&part));
   ExpectRefused(reader->Finish());
   ExpectAllFree();
+}
+
+// gRPC would keep it until the client has read the answer, and nobody would count it.
+TEST_F(RequestMemoryTest, AMessageIsFreedWithItsMemory) {
+  const ByteBudget& budget = *server_.engine().options().request_memory;
+  const grpc::Slice bytes(std::string(1000, 'x'));
+  grpc::ByteBuffer message(&bytes, 1);
+  grpc::CallbackServerContext context;
+  GrpcCall call(server_.services(), "Tokenize", &context);
+  EXPECT_TRUE(call.HoldMessage(message).ok());
+  EXPECT_EQ(budget.held(), 1000u);
+  EXPECT_TRUE(call.End(absl::OkStatus(), /*answer_bytes=*/10).ok());
+  EXPECT_EQ(budget.held(), 10u);
+  EXPECT_FALSE(message.Valid());
 }
 
 TEST_F(RequestMemoryTest, AScoreCountsItsAnswerBeforeItIsMade) {
