@@ -62,7 +62,7 @@ AnswerForm Written(std::string_view text) {
   return AnswerForm::Sequence(
       {AnswerForm::Literal(std::string(text.substr(0, at))),
        Pattern(absl::StrCat("[A-Za-z0-9]{", answers::kProbeCallId.size(), "}")),
-       AnswerForm::Literal(std::string(text.substr(at + answers::kProbeCallId.size())))});
+       Written(text.substr(at + answers::kProbeCallId.size()))});
 }
 
 // The number of objects that the text, a beginning of JSON, leaves open.

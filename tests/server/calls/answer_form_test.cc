@@ -298,6 +298,28 @@ TEST(Frame, ACallMayStandInPlaceOfTheForm) {
   EXPECT_FALSE(texts.Has("Well, yes"));
 }
 
+// A template may write ids of calls around them; each call has one of its own.
+TEST(Frame, CallsHaveAnyIds) {
+  AnswerSyntax syntax;
+  syntax.calls = {.form = answers::CallForm::kNamedJson,
+                  .begin = "<call id=\"zqid00001\">",
+                  .between = "</call><call id=\"zqid00001\">",
+                  .end = "</call>",
+                  .marker = "<call id=\"",
+                  .after_name = "[ID]zqid00001[ARGS]"};
+  const std::string text =
+      "<call id=\"abcdefgh1\">now[ID]abcdefgh1[ARGS]{}</call>"
+      "<call id=\"abcdefgh2\">now[ID]abcdefgh2[ARGS]{}</call>";
+  for (const auto use : {AnswerTools::Use::kMay, AnswerTools::Use::kMust}) {
+    const AnswerTools tools = Tools(use, true);
+    FormTexts texts(Framed(syntax, "", std::nullopt, tools).form);
+    EXPECT_TRUE(texts.Has(text));
+    EXPECT_FALSE(texts.Has("<call id=\"abc\">now[ID]abcdefgh1[ARGS]{}</call>"));
+    const auto parts = Parse(syntax, tools, "", text);
+    EXPECT_EQ(CheckedCalls(parts, true, text).names, "now now ");
+  }
+}
+
 TEST(Frame, OneCallIsTheLast) {
   AnswerSyntax syntax;
   syntax.calls = answers::NamedCalls()[1].second;
