@@ -37,9 +37,9 @@ std::string ToText(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-// A call's arguments are an object, whether its schema says so or not.
+// A call's arguments are an object, whether its schema, or what that refers to, says so or not.
 void NameType(OrderedJson& schema) {
-  if (!schema.contains("type") && !schema.contains("$ref")) schema["type"] = "object";
+  if (!schema.contains("type")) schema["type"] = "object";
 }
 
 AnswerForm Optional(AnswerForm part) { return AnswerForm::Repeat(std::move(part), 0, 1); }

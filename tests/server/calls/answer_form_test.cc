@@ -366,6 +366,26 @@ TEST(Frame, WhatAFormOfCallsCannotWriteIsRefusedByItsPlace) {
               HasSubstr("#/properties/a: has a text that"));
 }
 
+TEST(Frame, ArgumentsAreAnObjectWhereTheSchemaRefersToOneWithoutAType) {
+  AnswerSyntax syntax;
+  syntax.calls = answers::NamedCalls()[1].second;
+  AnswerTools tools = {.use = AnswerTools::Use::kMust};
+  tools.callable = {{.name = "f",
+                     .field = "tools",
+                     .parameters = OrderedJson::parse(R"({
+                       "$ref": "#/$defs/A", "$defs": {"A": {"required": ["a"]}}})"),
+                     .strict = true}};
+  FormTexts texts(Framed(syntax, "", std::nullopt, tools).form);
+  const auto call = [](const std::string& arguments) {
+    return "<tool_call>\n{\"name\": \"f\", \"arguments\": " + arguments + "}\n</tool_call>";
+  };
+  EXPECT_TRUE(texts.Has(call("{\"a\": 1}")));
+  EXPECT_FALSE(texts.Has(call("{}")));
+  for (const char* other : {"5", "[]", "\"a\"", "null"}) {
+    EXPECT_FALSE(texts.Has(call(other))) << other;
+  }
+}
+
 // A marker within a string of a value that is JSON ends nothing.
 TEST(Frame, AStrictValueMayHoldTheMarkerBehindIt) {
   AnswerSyntax syntax;
