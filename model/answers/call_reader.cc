@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "model/answers/python_value.h"
 
 namespace ovq::answers {
 namespace {
@@ -386,45 +386,6 @@ class TaggedCall final : public CallReader {
   bool is_text_ = false, is_json_ = false, first_ = true;
   size_t given_ = 0;  // bytes of value_ that are in the arguments already
 };
-
-// A value in Python's notation, as JSON.
-std::string FromPython(const std::string& text) {
-  if (Json::accept(text)) return text;
-  std::string json;
-  char quote = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quote != 0) {
-      if (c == '\\' && i + 1 < text.size()) {
-        const char next = text[++i];
-        if (next != '\'') json += c;
-        json += next;
-      } else if (c == quote) {
-        json += '"';
-        quote = 0;
-      } else {
-        if (c == '"') json += '\\';
-        json += c;
-      }
-    } else if (c == '"' || c == '\'') {
-      quote = c;
-      json += '"';
-    } else {
-      constexpr std::pair<std::string_view, std::string_view> kWords[] = {
-          {"True", "true"}, {"False", "false"}, {"None", "null"}};
-      const auto* word = std::ranges::find_if(kWords, [&](const auto& pair) {
-        return std::string_view(text).substr(i).starts_with(pair.first);
-      });
-      if (word == std::end(kWords)) {
-        json += c == '(' ? '[' : c == ')' ? ']' : c;
-      } else {
-        json += word->second;
-        i += word->first.size() - 1;
-      }
-    }
-  }
-  return Json::accept(json) ? json : Dump(text);
-}
 
 // NAME(KEY=VALUE, ...)
 class PythonCall final : public CallReader {

@@ -161,6 +161,40 @@ std::string ContentOf(const std::vector<AnswerPart>& parts) {
   return text;
 }
 
+// The arguments of the only call of a text, whose pieces of one byte give the same.
+std::string ArgumentsOf(const std::string& form, const std::string& text) {
+  for (const auto& [name, calls] : NamedCalls()) {
+    if (name != form) continue;
+    std::vector<std::string> found;
+    for (const size_t piece : {text.size(), size_t{1}}) {
+      found.emplace_back();
+      for (const AnswerPart& part : ParseInPieces(calls, text, piece)) {
+        EXPECT_NE(part.kind, Kind::kContent) << part.text;
+        if (part.kind == Kind::kArguments) found.back() += part.text;
+      }
+    }
+    EXPECT_EQ(found[0], found[1]);
+    return found[0];
+  }
+  ADD_FAILURE() << form;
+  return "";
+}
+
+TEST(NamedCalls, ValuesInPythonsNotationAreReadAsJson) {
+  const auto value = [](const std::string& python) {
+    return ArgumentsOf("olmo3", "<function_calls>now(v=" + python + ")</function_calls>");
+  };
+  EXPECT_EQ(value(R"('it\'s "x"')"), R"({"v": "it's \"x\""})");
+  EXPECT_EQ(value(R"('\d+ \w')"), R"({"v": "\\d+ \\w"})");
+  EXPECT_EQ(value("'two\nlines\tand'"), R"({"v": "two\u000alines\u0009and"})");
+  EXPECT_EQ(value("'one \\\nline'"), R"({"v": "one line"})");
+  EXPECT_EQ(value(R"('\x41\a\0\101\U0001f600\u00e9')"),
+            R"({"v": "\u0041\u0007\u0000\u0041\ud83d\ude00\u00e9"})");
+  EXPECT_EQ(value(R"(['a', (1, 2,), {'k': None, }, True])"),
+            R"({"v": ["a", [1, 2], {"k": null}, true]})");
+  EXPECT_EQ(value("[Other]"), R"({"v": "[Other]"})");
+}
+
 std::string Repeated(std::string_view text, size_t times) {
   std::string whole;
   for (size_t i = 0; i < times; ++i) whole += text;
