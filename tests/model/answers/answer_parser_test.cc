@@ -111,8 +111,12 @@ jinja::ToolCall Weather() {
 jinja::ToolCall Now() { return {.id = "abcdefgh2", .name = "now", .arguments_json = "{}"}; }
 
 std::shared_ptr<const nlohmann::json> Schemas() {
-  static const auto schemas = std::make_shared<const nlohmann::json>(nlohmann::json{
-      {"get_weather", {{"properties", {{"city", {{"type", "string"}}}}}}}, {"now", {}}});
+  static const auto schemas = std::make_shared<const nlohmann::json>(
+      nlohmann::json{{"get_weather", {{"properties", {{"city", {{"type", "string"}}}}}}},
+                     {"now", {}},
+                     {"note", nlohmann::json::parse(R"({"properties": {
+          "text": {"type": "string"}, "n": {"type": "integer"}, "title": {"type": ["string", "null"]},
+          "nick": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "id": {"type": ["string", "integer"]}}})")}});
   return schemas;
 }
 
@@ -178,6 +182,59 @@ std::string ArgumentsOf(const std::string& form, const std::string& text) {
   }
   ADD_FAILURE() << form;
   return "";
+}
+
+std::string TaggedArguments(const std::string& parameters) {
+  return ArgumentsOf("qwen3_coder",
+                     "<tool_call>\n<function=note>\n" + parameters + "</function>\n</tool_call>");
+}
+
+TEST(NamedCalls, ValuesBetweenTagsNeedNoLinesOfTheirOwn) {
+  const std::string next = "<parameter=n>\n3\n</parameter>\n";
+  EXPECT_EQ(TaggedArguments("<parameter=text>\n</parameter>\n" + next), R"({"text": "", "n": 3})");
+  EXPECT_EQ(TaggedArguments("<parameter=text>\n\n</parameter>\n" + next),
+            R"({"text": "", "n": 3})");
+  EXPECT_EQ(TaggedArguments("<parameter=text></parameter>\n" + next), R"({"text": "", "n": 3})");
+  EXPECT_EQ(TaggedArguments("<parameter=text>a\n</parameter>\n" + next),
+            R"({"text": "a", "n": 3})");
+  EXPECT_EQ(TaggedArguments("<parameter=n>3</parameter><parameter=text>a < b</parameter>"),
+            R"({"n": 3, "text": "a < b"})");
+  // A text of lines may have the tag in it.
+  EXPECT_EQ(TaggedArguments("<parameter=text>\na </parameter> b\n\n</parameter>\n" + next),
+            R"({"text": "a </parameter> b\n", "n": 3})");
+}
+
+TEST(NamedCalls, ValuesBetweenTagsAreOfTheTypesOfTheirSchema) {
+  const auto value = [](const char* key, const std::string& text) {
+    const std::string json =
+        TaggedArguments(std::string("<parameter=") + key + ">\n" + text + "\n</parameter>\n");
+    return json.substr(json.find(": ") + 2);
+  };
+  for (const char* key : {"title", "nick"}) {
+    EXPECT_EQ(value(key, "123"), "\"123\"}");
+    EXPECT_EQ(value(key, "True"), "\"True\"}");
+    EXPECT_EQ(value(key, "{}"), "\"{}\"}");
+    EXPECT_EQ(value(key, "null"), "null}");
+    EXPECT_EQ(value(key, "None"), "null}");
+    EXPECT_EQ(value(key, "\"a\""), "\"a\"}");
+    EXPECT_EQ(value(key, "a"), "\"a\"}");
+  }
+  EXPECT_EQ(value("id", "123"), "123}");
+  EXPECT_EQ(value("id", "1.5"), "\"1.5\"}");
+  EXPECT_EQ(value("n", "1.5"), "1.5}");
+  EXPECT_EQ(value("n", "True"), "true}");
+  EXPECT_EQ(value("other", "123"), "123}");
+}
+
+TEST(NamedCalls, NoArgumentsAreAnEmptyObject) {
+  for (const char* arguments : {"null", "\"\"", "\" \"", "\"{}\"", "{}"}) {
+    for (const char* call :
+         {R"({"name": "now", "arguments": %})", R"({"arguments":%,"name":"now"})"}) {
+      std::string text = call;
+      text.replace(text.find('%'), 1, arguments);
+      EXPECT_EQ(ArgumentsOf("hermes", "<tool_call>\n" + text + "\n</tool_call>"), "{}") << text;
+    }
+  }
 }
 
 TEST(NamedCalls, ValuesInPythonsNotationAreReadAsJson) {
