@@ -8,6 +8,7 @@
 #include <cmath>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "model/answers/answer_parser.h"
 #include "model/answers/named_calls.h"
 #include "model/constraint/matcher.h"
@@ -317,6 +318,23 @@ TEST(Frame, CallsHaveAnyIds) {
     EXPECT_FALSE(texts.Has("<call id=\"abc\">now[ID]abcdefgh1[ARGS]{}</call>"));
     const auto parts = Parse(syntax, tools, "", text);
     EXPECT_EQ(CheckedCalls(parts, true, text).names, "now now ");
+  }
+}
+
+TEST(Frame, OneLineBreakMayStandAroundAnEmptyArgument) {
+  AnswerSyntax syntax;
+  for (const auto& [name, calls] : answers::NamedCalls()) {
+    if (name == "qwen3_coder") syntax.calls = calls;
+  }
+  const AnswerTools tools = Tools(AnswerTools::Use::kMust, false);
+  FormTexts texts(Framed(syntax, "", std::nullopt, tools).form);
+  for (const char* lines : {"\n", "\n\n"}) {
+    const std::string text = absl::StrCat("<tool_call>\n<function=get_weather>\n<parameter=city>",
+                                          lines, "</parameter>\n</function>\n</tool_call>");
+    EXPECT_TRUE(texts.Has(text));
+    const auto parts = Parse(syntax, tools, "", text);
+    ASSERT_EQ(parts.size(), 3u);
+    EXPECT_EQ(parts[1].text, R"({"city": ""})");
   }
 }
 
