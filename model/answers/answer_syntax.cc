@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "absl/strings/str_replace.h"
+#include "base/text.h"
 #include "model/answers/marker.h"
 
 namespace ovq::answers {
@@ -17,6 +19,7 @@ using OrderedJson = nlohmann::ordered_json;
 
 // Words that no template writes by itself.
 constexpr std::string_view kTool = "zqlookup", kOtherTool = "zqmeasure";
+constexpr char kOtherCallId[] = "zqid00002";
 constexpr char kKey[] = "zqplace", kOtherKey[] = "zqcount", kThirdKey[] = "zqunit";
 constexpr std::string_view kValue = "~zq Delft~", kThirdValue = "~zq metre~";
 constexpr int kOtherValue = 271828;
@@ -46,7 +49,7 @@ jinja::ToolCall FirstCall() {
           .arguments_json = OrderedJson{{kKey, kValue}, {kOtherKey, kOtherValue}}.dump()};
 }
 jinja::ToolCall SecondCall() {
-  return {.id = "zqid00002",
+  return {.id = kOtherCallId,
           .name = std::string(kOtherTool),
           .arguments_json = OrderedJson{{kThirdKey, kThirdValue}}.dump()};
 }
@@ -333,8 +336,11 @@ class Learner {
     }
     if (to.form == CallForm::kNone) return;
     LearnOpening(texts.one, to);
+    to.between = absl::StrReplaceAll(to.between, {{kOtherCallId, AbslView(kProbeCallId)}});
     to.marker = FirstTag(to.begin);
     if (to.marker.empty()) to.marker = TrimLeft(TrimRight(to.begin));
+    // The marker is found as it is, and another call has another id.
+    to.marker.resize(std::min(to.marker.find(kProbeCallId), to.marker.size()));
   }
 
   // Some templates write reasoning with calls only.

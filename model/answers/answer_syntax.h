@@ -14,9 +14,6 @@
 
 namespace ovq::answers {
 
-// The id of the first call that templates are asked to write, which their texts may have.
-inline constexpr std::string_view kProbeCallId = "zqid00001";
-
 // The form of one call within the texts that surround it.
 enum class CallForm : uint8_t {
   kNone,       // the template writes no calls
@@ -27,13 +24,13 @@ enum class CallForm : uint8_t {
 };
 
 // An answer's calls are begin CALL (between CALL)* end. White space in these texts may differ in
-// what models write.
+// what models write, and where they have kProbeCallId (marker.h) stands any id.
 struct CallSyntax {
   bool operator==(const CallSyntax&) const = default;
   CallForm form = CallForm::kNone;
   std::string begin = {}, between = {}, end = {};
-  std::string marker =
-      {};  // the tag that `begin` starts with; empty: a call is the answer's first text
+  std::string marker = {};  // the tag that `begin` starts with, up to an id in it; empty: a call is
+                            // the answer's first text
   // kJson: the keys of name and arguments, in the object under `holder` if that is not empty.
   std::string holder = {}, name_key = {}, arguments_key = {};
   std::string after_name = {};                                    // kNamedJson, kTagged

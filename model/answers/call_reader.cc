@@ -1,12 +1,14 @@
 #include "model/answers/call_reader.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <iterator>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "model/answers/python_value.h"
 
 namespace ovq::answers {
 namespace {
@@ -124,7 +126,7 @@ class JsonCall final : public CallReader {
         in_holder_ = true;
         return To(Place::kKey);
       }
-      streams_ = key_ == syntax_.arguments_key && c != '"';
+      streams_ = key_ == syntax_.arguments_key && c != '"' && c != 'n';
     }
     if (value_.EndsBefore(c)) {
       const Result result = EndValue();
@@ -146,10 +148,11 @@ class JsonCall final : public CallReader {
       arguments = std::exchange(early_, "");
     } else if (key_ == syntax_.arguments_key) {
       has_arguments_ = true;
-      if (!streams_) {  // a text that holds the JSON
+      if (!streams_) {  // a text that holds the JSON, or null
         const Json value = Json::parse(text_, nullptr, false);
-        if (!value.is_string()) return Result::kWrong;
-        text_ = value.get<std::string>();
+        if (!value.is_string() && text_.starts_with('"')) return Result::kWrong;
+        if (value.is_string()) text_ = value.get<std::string>();
+        if (value.is_null() || std::ranges::all_of(text_, IsSpace)) text_ = "{}";
       }
       (has_name ? arguments : early_) += std::exchange(text_, "");
     }
@@ -210,6 +213,31 @@ void AddKey(const std::string& key, bool first, std::string& to) {
   to += Dump(key) + ": ";
 }
 
+std::string_view WithoutFirstSpace(std::string_view text) {
+  return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
+}
+
+// The names of types that a schema allows; empty: it does not say.
+std::set<std::string> AllowedTypes(const Json& schema) {
+  std::set<std::string> types;
+  const auto field = [&](const char* name) { return schema.value(name, Json()); };
+  if (!schema.is_object()) return types;
+  if (const Json type = field("type"); type.is_string()) {
+    types.insert(type.get<std::string>());
+  } else if (type.is_array()) {
+    for (const Json& each : type) {
+      if (each.is_string()) types.insert(each.get<std::string>());
+    }
+  } else {
+    for (const Json& option : field("anyOf")) {
+      const std::set<std::string> more = AllowedTypes(option);
+      if (more.empty()) return {};
+      types.insert(more.begin(), more.end());
+    }
+  }
+  return types;
+}
+
 // NAME after_name (before_key KEY after_key VALUE after_value)*, until something else follows.
 class TaggedCall final : public CallReader {
  public:
@@ -219,7 +247,8 @@ class TaggedCall final : public CallReader {
         strict_(strict),
         after_name_(syntax.after_name),
         before_key_(syntax.before_key),
-        after_key_(syntax.after_key) {}
+        after_key_(syntax.after_key),
+        bare_end_(WithoutFirstSpace(syntax.after_value)) {}
 
   Result Read(char c) override {
     switch (place_) {
@@ -290,8 +319,9 @@ class TaggedCall final : public CallReader {
     place_ = Place::kValue;
     after_key_.Reset();
     value_.clear();
-    const Json& type = FindType(key_);
-    is_text_ = type == "string";
+    const Json& schema = FindSchema(key_);
+    types_ = AllowedTypes(schema);
+    is_text_ = schema.is_object() && schema.value("type", Json()) == "string";
     is_json_ = !is_text_ && strict_.contains(name);
     json_ = ValueEnd();
     AddKey(key_, first_, arguments);
@@ -300,17 +330,15 @@ class TaggedCall final : public CallReader {
     given_ = 0;
   }
 
-  // The schema's type of an argument; null if it says none.
-  const Json& FindType(const std::string& key) const {
+  // The schema of an argument; null if there is none.
+  const Json& FindSchema(const std::string& key) const {
     static const Json kNone;
     const auto schema = schemas_.find(name);
     if (schema == schemas_.end() || !schema->is_object()) return kNone;
     const auto properties = schema->find("properties");
     if (properties == schema->end() || !properties->is_object()) return kNone;
     const auto property = properties->find(key);
-    if (property == properties->end() || !property->is_object()) return kNone;
-    const auto type = property->find("type");
-    return type == property->end() ? kNone : *type;
+    return property == properties->end() ? kNone : *property;
   }
 
   Result ReadValue(char c) {
@@ -319,24 +347,36 @@ class TaggedCall final : public CallReader {
       json_.Add(c);
       if (json_.in_string()) return Result::kMore;
     }
-    // The line break that the template writes after the marker is no part of the value.
-    const bool leads = syntax_.after_key.ends_with('\n');
-    const size_t begin = leads && value_.starts_with('\n') ? 1 : 0;
-    if (value_.size() >= begin + syntax_.after_value.size() &&
-        value_.ends_with(syntax_.after_value)) {
-      value_.resize(value_.size() - syntax_.after_value.size());
+    const size_t begin = ValueBegin(), end = EndLength(begin);
+    if (end > 0) {
+      value_.resize(value_.size() - end);
       EndValue(begin);
       place_ = Place::kBetween;
     } else if (is_text_) {
       // All but what may begin the marker behind the value.
       size_t held = std::min(syntax_.after_value.size(), value_.size() - begin);
-      while (!std::string_view(syntax_.after_value)
-                  .starts_with(std::string_view(value_).substr(value_.size() - held))) {
-        --held;
-      }
+      const auto may_end = [&](std::string_view text) {
+        return syntax_.after_value.starts_with(text) || bare_end_.starts_with(text);
+      };
+      while (!may_end(std::string_view(value_).substr(value_.size() - held))) --held;
       GiveText(begin, value_.size() - held);
     }
     return Result::kMore;
+  }
+
+  // The line break that the template writes after the marker is no part of the value.
+  bool leads() const { return syntax_.after_key.ends_with('\n'); }
+  size_t ValueBegin() const { return leads() && value_.starts_with('\n') ? 1 : 0; }
+
+  // The length of the marker that ends the value; 0 if there is none.
+  size_t EndLength(size_t begin) const {
+    const std::string& marker = syntax_.after_value;
+    if (value_.size() >= begin + marker.size() && value_.ends_with(marker)) return marker.size();
+    // A model that writes no line break behind the key may write none before the marker, and one
+    // may stand for both around an empty value. A form that is kept has both.
+    const bool is_empty = value_.size() == begin + bare_end_.size() && !strict_.contains(name);
+    const bool may_be_bare = leads() && !bare_end_.empty() && (begin == 0 || is_empty);
+    return may_be_bare && value_.ends_with(bare_end_) ? bare_end_.size() : 0;
   }
 
   void GiveText(size_t begin, size_t end) {
@@ -364,14 +404,21 @@ class TaggedCall final : public CallReader {
       return;
     }
     const std::string text = value_.substr(std::min(begin, value_.size()));
-    const Json value = Json::parse(text, nullptr, false);
-    if (!value.is_discarded()) {
-      arguments += text;
-    } else if (text == "True" || text == "False") {
-      arguments += text == "True" ? "true" : "false";
-    } else {
-      arguments += text == "None" ? "null" : Dump(text);
-    }
+    constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+        {"True", "true"}, {"False", "false"}, {"None", "null"}};
+    const auto* word =
+        std::ranges::find(kWords, text, &std::pair<std::string_view, std::string_view>::first);
+    const std::string json(word == std::end(kWords) ? text : word->second);
+    const Json value = Json::parse(json, nullptr, false);
+    arguments += value.is_discarded() || IsText(value) ? Dump(text) : json;
+  }
+
+  // Whether the schema allows a text here, and not this value.
+  bool IsText(const Json& value) const {
+    if (!types_.contains("string")) return false;
+    const bool is_whole = value.is_number() && value == std::floor(value.get<double>());
+    return !types_.contains(value.is_number() ? "number" : value.type_name()) &&
+           !(is_whole && types_.contains("integer"));
   }
 
   static constexpr size_t kMostWord = 256;  // bytes of a name
@@ -381,50 +428,13 @@ class TaggedCall final : public CallReader {
   const std::set<std::string>& strict_;
   Place place_ = Place::kName;
   Marker after_name_, before_key_, after_key_;
+  const std::string bare_end_;  // the marker behind a value without the white space before it
   std::string key_, value_;
-  ValueEnd json_;  // of a value that is surely JSON
+  std::set<std::string> types_;  // of the value
+  ValueEnd json_;                // of a value that is surely JSON
   bool is_text_ = false, is_json_ = false, first_ = true;
   size_t given_ = 0;  // bytes of value_ that are in the arguments already
 };
-
-// A value in Python's notation, as JSON.
-std::string FromPython(const std::string& text) {
-  if (Json::accept(text)) return text;
-  std::string json;
-  char quote = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quote != 0) {
-      if (c == '\\' && i + 1 < text.size()) {
-        const char next = text[++i];
-        if (next != '\'') json += c;
-        json += next;
-      } else if (c == quote) {
-        json += '"';
-        quote = 0;
-      } else {
-        if (c == '"') json += '\\';
-        json += c;
-      }
-    } else if (c == '"' || c == '\'') {
-      quote = c;
-      json += '"';
-    } else {
-      constexpr std::pair<std::string_view, std::string_view> kWords[] = {
-          {"True", "true"}, {"False", "false"}, {"None", "null"}};
-      const auto* word = std::ranges::find_if(kWords, [&](const auto& pair) {
-        return std::string_view(text).substr(i).starts_with(pair.first);
-      });
-      if (word == std::end(kWords)) {
-        json += c == '(' ? '[' : c == ')' ? ']' : c;
-      } else {
-        json += word->second;
-        i += word->first.size() - 1;
-      }
-    }
-  }
-  return Json::accept(json) ? json : Dump(text);
-}
 
 // NAME(KEY=VALUE, ...)
 class PythonCall final : public CallReader {

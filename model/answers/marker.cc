@@ -1,16 +1,32 @@
 #include "model/answers/marker.h"
 
+#include "absl/strings/ascii.h"
+
 namespace ovq::answers {
+namespace {
+
+constexpr char kIdCharacter = '\0';  // stands for one of an id, and is none of a template's
+
+}  // namespace
 
 Marker::Marker(std::string_view text) {
-  for (const char c : text) {
-    if (!IsSpace(c)) text_ += c;
+  while (!text.empty()) {
+    const bool is_id = text.starts_with(kProbeCallId);
+    if (is_id) {
+      text_.append(kProbeCallId.size(), kIdCharacter);
+    } else if (!IsSpace(text.front())) {
+      text_ += text.front();
+    }
+    text.remove_prefix(is_id ? kProbeCallId.size() : 1);
   }
 }
 
 bool Marker::Follow(char c) {
   if (done()) return false;
-  if (text_[at_] == c) {
+  const bool is_next = text_[at_] == kIdCharacter
+                           ? absl::ascii_isalnum(static_cast<unsigned char>(c))
+                           : text_[at_] == c;
+  if (is_next) {
     ++at_;
     return true;
   }

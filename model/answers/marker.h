@@ -7,9 +7,14 @@
 
 namespace ovq::answers {
 
+// The id of the first call that templates are asked to write, which the texts around calls may
+// have: in its place stands any id of that length, of letters and digits.
+inline constexpr std::string_view kProbeCallId = "zqid00001";
+
 inline bool IsSpace(char c) { return c == ' ' || (c >= '\t' && c <= '\r'); }
 
-// Follows the characters of a text, whatever white space stands between them and before them.
+// Follows the characters of a text, whatever white space stands between them and before them, and
+// whatever id in the place of kProbeCallId.
 class Marker {
  public:
   explicit Marker(std::string_view text);
@@ -21,7 +26,7 @@ class Marker {
   void Reset() { at_ = 0; }
 
  private:
-  std::string text_;
+  std::string text_;  // without white space, an id as characters that stand for any
   size_t at_ = 0;
 };
 

@@ -22,8 +22,9 @@ namespace {
 // The format of one value, common to % and str.format.
 struct Spec {
   std::string_view fill = " ";
-  char align = '\0';  // < > ^ =
-  char sign = '-';    // - + or a blank
+  char align = '\0';   // < > ^ =
+  char sign = '-';     // - + or a blank
+  bool zeros = false;  // `fill` stands behind the sign of a number, unless it is aligned otherwise
   bool alternate = false, commas = false;
   int64_t width = 0, precision = -1;
   char type = '\0';
@@ -57,20 +58,21 @@ class Formatter {
     if (!value.is_number()) {
       heap_.TypeError("a number is required, not ", TypeName(value));
     }
-    const bool negative = value.number() < 0 || std::signbit(value.number());
+    const bool is_whole = std::string_view("dixXobu").find(spec.type) != std::string_view::npos;
+    bool negative = std::signbit(value.number());
     std::string digits;
-    if (std::string_view("dixXobu").find(spec.type) != std::string_view::npos) {
-      if (!value.is_integer() && std::abs(value.number()) >= 0x1p63)
-        heap_.ValueError("a number is too large");
-      const int64_t whole =
-          value.is_integer() ? value.integer() : static_cast<int64_t>(value.number());
-      digits = Integer(spec, whole < 0 ? 0 - static_cast<uint64_t>(whole) : whole);
+    if (is_whole) {
+      const int64_t whole = Whole(spec, value);
+      negative = whole < 0;
+      digits = Integer(spec, negative ? 0 - static_cast<uint64_t>(whole) : whole);
     } else {
       digits = Float(spec, std::abs(value.number()));
     }
     if (spec.commas) AddCommas(digits);
-    const std::string sign = negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
-    return Padded(spec, sign, digits, '>');
+    std::string sign = negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
+    const bool has_base = std::string_view("xXob").find(spec.type) != std::string_view::npos;
+    if (spec.alternate && has_base) sign += {'0', spec.type};
+    return Padded(spec, sign, digits, spec.zeros ? '=' : '>');
   }
 
   std::string Text(Spec spec, std::string text, char align) {
@@ -81,6 +83,15 @@ class Formatter {
   Heap& heap_;
 
  private:
+  int64_t Whole(const Spec& spec, Value value) {
+    if (value.is_integer()) return value.integer();
+    if (std::string_view("xXo").find(spec.type) != std::string_view::npos) {
+      heap_.TypeError("an integer is required, not float");
+    }
+    if (std::abs(value.number()) >= 0x1p63) heap_.ValueError("a number is too large");
+    return static_cast<int64_t>(value.number());
+  }
+
   std::string Float(const Spec& spec, double number) {
     if (spec.type == '\0' && spec.precision < 0) return FloatText(number);
     const int precision = spec.precision < 0 ? 6 : spec.precision;
@@ -88,24 +99,26 @@ class Formatter {
     const size_t size = static_cast<size_t>(precision) + 320;
     heap_.Spend(size);
     const bool percent = spec.type == '%';
-    const char format[] = {'%', '.', '*',
-                           percent             ? 'f'
-                           : spec.type == '\0' ? 'g'
-                                               : spec.type,
-                           '\0'};
+    const std::string format = absl::StrCat(spec.alternate ? "%#.*" : "%.*",
+                                            percent             ? "f"
+                                            : spec.type == '\0' ? "g"
+                                                                : std::string(1, spec.type));
     std::string digits(size, '\0');
-    digits.resize(
-        std::snprintf(digits.data(), size, format, precision, percent ? 100 * number : number));
+    digits.resize(std::snprintf(digits.data(), size, format.c_str(), precision,
+                                percent ? 100 * number : number));
     return percent ? digits + "%" : digits;
   }
 
-  static std::string Integer(const Spec& spec, uint64_t value) {
+  // The digits, at least as many as the precision says.
+  std::string Integer(const Spec& spec, uint64_t value) {
     const char type = absl::ascii_tolower(spec.type);
     const int base = type == 'b' ? 2 : type == 'o' ? 8 : type == 'x' ? 16 : 10;
     char buffer[64];
     std::string digits(buffer, std::to_chars(buffer, std::end(buffer), value, base).ptr);
     if (spec.type == 'X') absl::AsciiStrToUpper(&digits);
-    return spec.alternate && base != 10 ? std::string{'0', spec.type} + digits : digits;
+    const int64_t n_zeros = std::max<int64_t>(spec.precision - std::ssize(digits), 0);
+    heap_.Spend(n_zeros);
+    return std::string(n_zeros, '0') + digits;
   }
 
   static void AddCommas(std::string& digits) {
@@ -168,12 +181,11 @@ class Percent : Formatter {
       rest.remove_prefix(end + 1);
     }
     Spec spec;
-    bool zeros = false;
     while (const char flag = ConsumeAny("-+ #0", rest)) {
       if (flag == '-') spec.align = '<';
       if (flag == '+' || (flag == ' ' && spec.sign != '+')) spec.sign = flag;
       spec.alternate |= flag == '#';
-      zeros |= flag == '0';
+      spec.zeros |= flag == '0';
     }
     spec.width = ConsumeNumber(rest);
     if (ConsumeAny(".", rest)) spec.precision = std::max<int64_t>(ConsumeNumber(rest), 0);
@@ -187,10 +199,7 @@ class Percent : Formatter {
     if (std::string_view("diuxXofFeEgG").find(spec.type) == std::string_view::npos) {
       heap_.ValueError("unsupported format character");
     }
-    if (zeros && spec.align == '\0') {
-      spec.fill = "0";
-      spec.align = '=';
-    }
+    if (spec.zeros && spec.align == '\0') spec.fill = "0";
     return Number(spec, value);
   }
 
@@ -300,18 +309,20 @@ class Braces : Formatter {
   Spec ReadSpec(std::string_view text) {
     constexpr std::string_view kAligns = "<>^=";
     Spec spec;
+    bool has_fill = false;
     std::string_view behind = text.substr(PrefixBytes(text, 1));
     if ((spec.align = ConsumeAny(kAligns, behind))) {
       spec.fill = text.substr(0, text.size() - behind.size() - 1);
       text = behind;
+      has_fill = true;
     } else {
       spec.align = ConsumeAny(kAligns, text);
     }
     if (const char sign = ConsumeAny("+- ", text)) spec.sign = sign;
     spec.alternate = ConsumeAny("#", text);
-    if (text.starts_with('0') && spec.align == '\0') {
+    if (text.starts_with('0') && !has_fill) {
       spec.fill = "0";
-      spec.align = '=';
+      spec.zeros = true;
     }
     spec.width = ConsumeNumber(text);
     spec.commas = ConsumeAny(",", text);

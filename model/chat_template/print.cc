@@ -171,7 +171,7 @@ class Printer {
       if (escape != kFrom.npos) {
         Add({"\\"});
         text_ += kTo[escape];
-      } else if (c < 0x20 || (style_.ensure_ascii && c > 0x7f && c < 0x10000)) {
+      } else if (c < 0x20 || (style_.ensure_ascii && c > 0x7e && c < 0x10000)) {
         Add(absl::StrFormat("\\u%04x", static_cast<uint32_t>(c)));
       } else if (style_.ensure_ascii && c >= 0x10000) {
         Add(absl::StrFormat("\\u%04x\\u%04x", 0xd7c0 + (static_cast<uint32_t>(c) >> 10),

@@ -162,7 +162,8 @@ bool IsTrivial(const std::string& keyword, const Json& value, const Json& schema
   if (keyword == "then" || keyword == "else") return !schema.contains("if");
   if (keyword == "if") return !schema.contains("then") && !schema.contains("else");
   if (keyword == "minContains" || keyword == "maxContains") return !schema.contains("contains");
-  if (keyword == "dependentRequired" || keyword == "dependentSchemas") {
+  if (keyword == "dependentRequired" || keyword == "dependentSchemas" ||
+      keyword == "dependencies") {
     return value.is_object() && value.empty();
   }
   if (keyword == "unevaluatedItems" || keyword == "unevaluatedProperties") return value == true;

@@ -128,7 +128,8 @@ void AppendUpper(char32_t c, std::string& text) {
 }
 
 void AppendTitle(char32_t c, std::string& text) {
-  const auto title = static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c)));
+  auto title = static_cast<char32_t>(utf8proc_totitle(static_cast<utf8proc_int32_t>(c)));
+  if (c == U'\u00df') title = c;  // Unicode has no simple mapping of it, utf8proc a capital sharp s
   const std::string_view upper = LongUpper(c);
   if (title != c || upper.empty()) return AppendChar(title, text);
   size_t at = 0;

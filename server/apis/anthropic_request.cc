@@ -179,6 +179,9 @@ void ReadToolChoice(BodyFields& fields, v1::GenerateRequest& to) {
   } else if (type == "any" || type == "tool") {
     conversation.set_tool_choice(v1::TOOL_CHOICE_REQUIRED);
     if (type == "tool") conversation.set_tool_name(inner->Text("name").value_or(""));
+    if (type == "tool" && conversation.tool_name().empty()) {
+      fields.Fail(engine::BadField("tool_choice.name", "a tool's name", "none"));
+    }
   } else if (type != "auto") {
     fields.Fail(engine::BadField("tool_choice.type", "auto, any, tool or none", Quoted(type)));
   }

@@ -37,9 +37,9 @@ std::string ToText(const OrderedJson& json) {
   return json.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
 }
 
-// A call's arguments are an object, whether its schema says so or not.
+// A call's arguments are an object, whether its schema, or what that refers to, says so or not.
 void NameType(OrderedJson& schema) {
-  if (!schema.contains("type") && !schema.contains("$ref")) schema["type"] = "object";
+  if (!schema.contains("type")) schema["type"] = "object";
 }
 
 AnswerForm Optional(AnswerForm part) { return AnswerForm::Repeat(std::move(part), 0, 1); }
@@ -62,7 +62,7 @@ AnswerForm Written(std::string_view text) {
   return AnswerForm::Sequence(
       {AnswerForm::Literal(std::string(text.substr(0, at))),
        Pattern(absl::StrCat("[A-Za-z0-9]{", answers::kProbeCallId.size(), "}")),
-       AnswerForm::Literal(std::string(text.substr(at + answers::kProbeCallId.size())))});
+       Written(text.substr(at + answers::kProbeCallId.size()))});
 }
 
 // The number of objects that the text, a beginning of JSON, leaves open.
@@ -183,9 +183,8 @@ class CallsMaker {
   AnswerForm AnyArguments() const {
     if (!one_by_one()) return AnyObject();
     if (syntax_.form == CallForm::kTagged) {
-      return AnyNumber(AnswerForm::Sequence({Written(syntax_.before_key), Pattern(kAnyName),
-                                             Written(syntax_.after_key),
-                                             AnswerForm::Through(syntax_.after_value)}));
+      return AnyNumber(AnswerForm::Sequence(
+          {Written(syntax_.before_key), Pattern(kAnyName), Written(syntax_.after_key), AnyText()}));
     }
     const auto argument = [](std::string before) {
       return AnswerForm::Sequence({AnswerForm::Literal(std::move(before)), Pattern(kAnyName),
@@ -194,6 +193,18 @@ class CallsMaker {
     AnswerForm first = AnswerForm::Sequence(
         {Pattern(kAnyName), AnswerForm::Literal("="), AnyJson(), AnyNumber(argument(", "))});
     return Optional(std::move(first));
+  }
+
+  // Any text up to the marker behind it. The line break that ends the marker before an empty text
+  // may begin that behind it, too.
+  AnswerForm AnyText() const {
+    AnswerForm text = AnswerForm::Through(syntax_.after_value);
+    const std::string_view marker = syntax_.after_value;
+    const bool shares = syntax_.after_key.ends_with('\n') && marker.starts_with('\n') &&
+                        marker.size() > 1 && !answers::IsSpace(marker[1]);
+    if (!shares) return text;
+    return AnswerForm::Choice(
+        {AnswerForm::Literal(std::string(marker.substr(1))), std::move(text)});
   }
 
   absl::StatusOr<AnswerForm> StrictArguments(const Tool& tool) {

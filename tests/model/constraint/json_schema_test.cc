@@ -315,6 +315,7 @@ TEST_F(SchemaTest, WhatIsNotKeptIsRefusedByItsPath) {
   ExpectRefused(R"({"uniqueItems": true})", "#/uniqueItems: ");
   ExpectRefused(R"({"items": {"contains": {}}})", "#/items/contains: ");
   ExpectRefused(R"({"dependentRequired": {"a": ["b"]}})", "#/dependentRequired: ");
+  ExpectRefused(R"({"dependencies": {"a": ["b"]}})", "#/dependencies: ");
   ExpectRefused(R"({"allOf": [{}], "unevaluatedProperties": false})", "#/unevaluatedProperties: ");
   ExpectRefused(R"({"minimun": 1})", "#/minimun: not a keyword that is known");
   ExpectRefused(R"({"type": "text"})", "#/type: must be, or list, of: ");
@@ -328,7 +329,8 @@ TEST_F(SchemaTest, WhatIsNotKeptIsRefusedByItsPath) {
   ExpectRefused("{\"type\": }", "#: not valid JSON: line 1, column 10: ");
   ExpectRefused("{\"type\": \"null\", \"type\": \"null\"}", "#: duplicate key 'type'");
   Expect(R"({"uniqueItems": false, "not": false, "title": "t", "type": "null", "then": {},
-             "unevaluatedProperties": true, "dependentRequired": {}})",
+             "unevaluatedProperties": true, "dependentRequired": {},
+             "dependencies": {}})",
          {"null"}, {"1"});
 }
 

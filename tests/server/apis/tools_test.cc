@@ -671,6 +671,7 @@ TEST(Tools, MessagesThatAreNotServedAreRefused) {
           "messages[0].content[0].type: expected text or tool_result, got image");
   refused(R"({"tools": [{"type": "web_search_20250305", "name": "web_search"}]})", "tools[0].type");
   refused(R"({"tool_choice": {"type": "tool", "name": "sub"}})", "tool_choice");
+  refused(R"({"tool_choice": {"type": "tool"}})", "tool_choice.name: expected a tool's name");
   refused(R"({"thinking": {"type": "perhaps"}})", "thinking.type");
   refused(R"({"nonsense": 1})", "nonsense");
   refused(R"({"output_config": {"format": {"type": "json_schema"}}})", "output_config.format");

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <random>
 
+#include "absl/strings/str_cat.h"
 #include "model/answers/answer_parser.h"
 #include "model/answers/named_calls.h"
 #include "model/constraint/matcher.h"
@@ -298,6 +299,45 @@ TEST(Frame, ACallMayStandInPlaceOfTheForm) {
   EXPECT_FALSE(texts.Has("Well, yes"));
 }
 
+// A template may write ids of calls around them; each call has one of its own.
+TEST(Frame, CallsHaveAnyIds) {
+  AnswerSyntax syntax;
+  syntax.calls = {.form = answers::CallForm::kNamedJson,
+                  .begin = "<call id=\"zqid00001\">",
+                  .between = "</call><call id=\"zqid00001\">",
+                  .end = "</call>",
+                  .marker = "<call id=\"",
+                  .after_name = "[ID]zqid00001[ARGS]"};
+  const std::string text =
+      "<call id=\"abcdefgh1\">now[ID]abcdefgh1[ARGS]{}</call>"
+      "<call id=\"abcdefgh2\">now[ID]abcdefgh2[ARGS]{}</call>";
+  for (const auto use : {AnswerTools::Use::kMay, AnswerTools::Use::kMust}) {
+    const AnswerTools tools = Tools(use, true);
+    FormTexts texts(Framed(syntax, "", std::nullopt, tools).form);
+    EXPECT_TRUE(texts.Has(text));
+    EXPECT_FALSE(texts.Has("<call id=\"abc\">now[ID]abcdefgh1[ARGS]{}</call>"));
+    const auto parts = Parse(syntax, tools, "", text);
+    EXPECT_EQ(CheckedCalls(parts, true, text).names, "now now ");
+  }
+}
+
+TEST(Frame, OneLineBreakMayStandAroundAnEmptyArgument) {
+  AnswerSyntax syntax;
+  for (const auto& [name, calls] : answers::NamedCalls()) {
+    if (name == "qwen3_coder") syntax.calls = calls;
+  }
+  const AnswerTools tools = Tools(AnswerTools::Use::kMust, false);
+  FormTexts texts(Framed(syntax, "", std::nullopt, tools).form);
+  for (const char* lines : {"\n", "\n\n"}) {
+    const std::string text = absl::StrCat("<tool_call>\n<function=get_weather>\n<parameter=city>",
+                                          lines, "</parameter>\n</function>\n</tool_call>");
+    EXPECT_TRUE(texts.Has(text));
+    const auto parts = Parse(syntax, tools, "", text);
+    ASSERT_EQ(parts.size(), 3u);
+    EXPECT_EQ(parts[1].text, R"({"city": ""})");
+  }
+}
+
 TEST(Frame, OneCallIsTheLast) {
   AnswerSyntax syntax;
   syntax.calls = answers::NamedCalls()[1].second;
@@ -342,6 +382,26 @@ TEST(Frame, WhatAFormOfCallsCannotWriteIsRefusedByItsPlace) {
   EXPECT_THAT(refusal("qwen3_coder",
                       R"({"properties": {"a": {"type": "string", "enum": ["\n</parameter>"]}}})"),
               HasSubstr("#/properties/a: has a text that"));
+}
+
+TEST(Frame, ArgumentsAreAnObjectWhereTheSchemaRefersToOneWithoutAType) {
+  AnswerSyntax syntax;
+  syntax.calls = answers::NamedCalls()[1].second;
+  AnswerTools tools = {.use = AnswerTools::Use::kMust};
+  tools.callable = {{.name = "f",
+                     .field = "tools",
+                     .parameters = OrderedJson::parse(R"({
+                       "$ref": "#/$defs/A", "$defs": {"A": {"required": ["a"]}}})"),
+                     .strict = true}};
+  FormTexts texts(Framed(syntax, "", std::nullopt, tools).form);
+  const auto call = [](const std::string& arguments) {
+    return "<tool_call>\n{\"name\": \"f\", \"arguments\": " + arguments + "}\n</tool_call>";
+  };
+  EXPECT_TRUE(texts.Has(call("{\"a\": 1}")));
+  EXPECT_FALSE(texts.Has(call("{}")));
+  for (const char* other : {"5", "[]", "\"a\"", "null"}) {
+    EXPECT_FALSE(texts.Has(call(other))) << other;
+  }
 }
 
 // A marker within a string of a value that is JSON ends nothing.
