@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -43,19 +45,30 @@ TEST_F(Durable, ATextStaysAsLongAsItsSession) {
 }
 
 TEST_F(Durable, ATextGoesWhenItsSessionExpires) {
-  Start();
+  std::atomic<int> ms = 0;  // by clocks that stand still meanwhile
+  EngineOptions engine_options;
+  engine_options.clock = {
+      .steady =
+          [&ms] {
+            return SteadyTime(std::chrono::hours(1) + std::chrono::milliseconds(ms.load()));
+          },
+      .wall =
+          [&ms] { return absl::FromUnixSeconds(1'700'000'000) + absl::Milliseconds(ms.load()); }};
+  Start(engine_options);
   SessionOptions options;
   options.prompt = {1, 2};
   options.ttl = absl::Milliseconds(300);
   const std::string here = engine().NewSession(options).id, left = engine().NewSession(options).id;
   EXPECT_TRUE(engine()->sessions().PutText(here, "", "text").ok());
+  ms = 300;
   ExpectNoFiles(here);
   const std::string later = engine().NewSession(options).id;
   EXPECT_TRUE(engine()->sessions().PutText(later, "", "text").ok());
   Stop();
-  absl::SleepFor(absl::Milliseconds(300));  // while no server runs
-  Start();
+  ms = 600;  // while no server runs
+  Start(engine_options);
   ExpectNoFiles(later);
+  Stop();
 }
 
 TEST_F(Durable, TextsOfTheOldestGoBeyondTheBudget) {
