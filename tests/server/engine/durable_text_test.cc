@@ -3,14 +3,15 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include "absl/time/clock.h"
 #include "tests/folders.h"
 #include "tests/server/engine/durable.h"
+#include "tests/server/engine/stepping_clock.h"
 #include "tests/test_util.h"
 
 namespace ovq::engine::test {
@@ -45,30 +46,23 @@ TEST_F(Durable, ATextStaysAsLongAsItsSession) {
 }
 
 TEST_F(Durable, ATextGoesWhenItsSessionExpires) {
-  std::atomic<int> ms = 0;  // by clocks that stand still meanwhile
+  const auto ms = std::make_shared<std::atomic<int64_t>>(0);
   EngineOptions engine_options;
-  engine_options.clock = {
-      .steady =
-          [&ms] {
-            return SteadyTime(std::chrono::hours(1) + std::chrono::milliseconds(ms.load()));
-          },
-      .wall =
-          [&ms] { return absl::FromUnixSeconds(1'700'000'000) + absl::Milliseconds(ms.load()); }};
+  engine_options.clock = StandingClock(ms);
   Start(engine_options);
   SessionOptions options;
   options.prompt = {1, 2};
   options.ttl = absl::Milliseconds(300);
   const std::string here = engine().NewSession(options).id, left = engine().NewSession(options).id;
   EXPECT_TRUE(engine()->sessions().PutText(here, "", "text").ok());
-  ms = 300;
+  *ms = 300;
   ExpectNoFiles(here);
   const std::string later = engine().NewSession(options).id;
   EXPECT_TRUE(engine()->sessions().PutText(later, "", "text").ok());
   Stop();
-  ms = 600;  // while no server runs
+  *ms = 600;  // while no server runs
   Start(engine_options);
   ExpectNoFiles(later);
-  Stop();
 }
 
 TEST_F(Durable, TextsOfTheOldestGoBeyondTheBudget) {
