@@ -408,6 +408,16 @@ class Limits(unittest.TestCase):
                 server.terminate()
                 wait_for(lambda: re.search(r"ovq_draining\{[^}]*\} 1\n", server.metrics()),
                          "the drain begins", 10)
+
+                def refuses():
+                    client = HttpClient(port)
+                    try:
+                        return client.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 503
+                    except (OSError, http.client.HTTPException):
+                        return True  # its connection has ended
+                    finally:
+                        client.close()
+                wait_for(refuses, "requests are refused")
                 time.sleep(0.2)  # connections without a request end
                 upload.sendall(b':"hi"}')
                 self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
