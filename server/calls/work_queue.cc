@@ -11,8 +11,11 @@
 
 namespace ovq::server {
 
-WorkQueue::WorkQueue(engine::HostTime& host_time, int n_threads, int nice)
-    : host_time_(host_time), most_running_(std::max(n_threads - 1, 1)) {
+WorkQueue::WorkQueue(engine::HostTime& host_time, int n_threads, int nice,
+                     std::chrono::seconds longest_hold)
+    : host_time_(host_time),
+      most_running_(std::max(n_threads - 1, 1)),
+      longest_hold_(longest_hold) {
   for (int i = 0; i < n_threads; ++i) threads_.emplace_back([this, nice] { Loop(nice); });
 }
 
@@ -79,9 +82,9 @@ bool WorkQueue::MayRun(const std::string& name, Client& client) {
   if (client.Next() == kWork || client.may_begin || host_time_.MayBegin(name)) return true;
   host_time_.CountHeld();
   ++held_;
-  Change(client, [&client] {
+  Change(client, [this, &client] {
     client.held = true;
-    client.held_until = std::chrono::steady_clock::now() + kLongestHold;
+    client.held_until = std::chrono::steady_clock::now() + longest_hold_;
   });
   return false;
 }

@@ -36,8 +36,10 @@ class WorkQueue {
   // debt has one thread.
   static constexpr auto kLongestHold = std::chrono::seconds(1);
 
-  // nice: niceness of its threads; higher ones yield to others. host_time outlives the queue.
-  explicit WorkQueue(engine::HostTime& host_time, int n_threads, int nice = 0);
+  // nice: niceness of its threads; higher ones yield to others. longest_hold: another one for
+  // tests. host_time outlives the queue.
+  explicit WorkQueue(engine::HostTime& host_time, int n_threads, int nice = 0,
+                     std::chrono::seconds longest_hold = kLongestHold);
   ~WorkQueue();  // runs the queued functions, then joins
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
@@ -109,6 +111,7 @@ class WorkQueue {
 
   engine::HostTime& host_time_;
   const int most_running_;  // functions of one client at a time
+  const std::chrono::seconds longest_hold_;
   absl::Mutex mutex_;
   Clients clients_ ABSL_GUARDED_BY(mutex_);  // with functions that wait or run
   int ready_ ABSL_GUARDED_BY(mutex_) = 0;    // number of clients that are ready

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <latch>
 #include <string>
 #include <thread>
 
@@ -180,9 +181,11 @@ TEST(ProcessorWait, IsTheTimeThatOthersHad) {
   CPU_ZERO(&one);
   CPU_SET(cpu, &one);
   std::optional<absl::Duration> waited;
-  const auto work = [&one](std::optional<absl::Duration>* result) {
+  std::latch both(2);  // a thread may begin late
+  const auto work = [&one, &both](std::optional<absl::Duration>* result) {
     sched_setaffinity(0, sizeof(one), &one);
     ProcessorWait wait(gettid());
+    both.arrive_and_wait();
     UseFor(absl::Milliseconds(100));
     *result = wait.Since();
   };

@@ -45,7 +45,8 @@ class Affinity(unittest.TestCase):
         for _ in range(2):
             cls.servers.append(ServerProcess(BINARY, model, "--state-memory", "64M", "--threads", "1"))
             cls.addClassCleanup(cls.servers[-1].kill)
-        lines = "".join(
+        # A server that is slow to answer a check, on a loaded machine, is there all the same.
+        lines = "    timeout check 20s\n" + "".join(
             f"    server ovq{i + 1} {server.address} proto h2 check inter 200ms fall 1\n"
             for i, server in enumerate(cls.servers))
         # Replaces the resolver.

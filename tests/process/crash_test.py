@@ -27,7 +27,7 @@ if shutil.which("protoc") is None:
     print("SKIPPED: no protoc; install protobuf-compiler")
     sys.exit(0)
 
-from server_process import ROOT, ServerProcess, run_to_end
+from server_process import ROOT, ServerProcess, run_to_end, wait_for
 from tiny_model import write_tiny_model
 
 sys.path.insert(0, os.path.join(ROOT, "clients", "python"))
@@ -192,7 +192,8 @@ class CrashTest(unittest.TestCase):
             self.assertEqual(found.position, 11)
             answer(client, session.session_id, {"text": "a", "n": 5, "seed": 1})
             self.assertFalse(client.get_session(session.session_id).hibernated)
-            self.assertEqual(self.metric(server, "ovq_sessions", 'state="hibernated"'), 0)
+            # The engine's figures are those of an iteration that has ended.
+            wait_for(lambda: self.metric(server, "ovq_sessions", 'state="hibernated"') == 0)
             self.assertEqual(self.metric(server, "ovq_session_events_total", 'event="wake"'), 1)
             self.assertEqual(self.metric(server, "ovq_session_disk_duration_seconds_count", 'kind="append"'), 1)
             self.assertGreater(self.metric(server, "ovq_session_disk_bytes_total", 'kind="append"'), 0)

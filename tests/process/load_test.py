@@ -30,7 +30,7 @@ except ImportError as error:
 
 from free_port import free_port
 from load_process import WithLoad
-from server_process import ServerProcess
+from server_process import ServerProcess, wait_for
 from tiny_model import write_tiny_model
 
 BIN = None
@@ -70,7 +70,8 @@ class TinyServer(WithLoad):
         return self.run_load(self.server.address, *flags, expect=expect)
 
     def assert_no_session_is_left(self):
-        self.assertEqual(scrape(self.server)['ovq_sessions{state="idle"}'], 0)
+        # The engine's figures are those of an iteration that has ended.
+        wait_for(lambda: scrape(self.server)['ovq_sessions{state="idle"}'] == 0, "no session is left")
 
     def test_closed_loop_counts_exactly(self):
         before = scrape(self.server)

@@ -82,7 +82,7 @@ std::string TestServer::LogText() {
 engine::EngineStats TestServer::WaitForStats(
     const std::function<bool(const engine::EngineStats&)>& condition) {
   engine::EngineStats stats;
-  for (int i = 0; i < 1000; ++i) {
+  for (int i = 0; i < 3000; ++i) {
     stats = engine().Stats();
     if (condition(stats)) return stats;
     std::this_thread::sleep_for(std::chrono::milliseconds(10));

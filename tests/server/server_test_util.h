@@ -47,7 +47,7 @@ class TestServer {
   std::shared_ptr<grpc::Channel> channel() { return channel_; }
   std::shared_ptr<grpc::Channel> NewChannel() const;  // a new connection
   // Waits until `condition` holds for the engine's statistics and returns them; fails the test
-  // after 10 s.
+  // after 30 s.
   engine::EngineStats WaitForStats(
       const std::function<bool(const engine::EngineStats&)>& condition);
   std::string NewSession(const v1::CreateSessionRequest& request = {});

@@ -179,8 +179,8 @@ void SessionOwnership::AnswerTransferRequest(const std::string& id) {
   core_.table.Remove(*session);
   const int64_t position = session->position();
   core_.table.Release(*session);
+  core_.table.ReportEvent("let_go", position);  // before another server can have it
   store.Release(id);
-  core_.table.ReportEvent("let_go", position);
 }
 
 }  // namespace ovq::engine

@@ -83,7 +83,9 @@ TEST_F(GivenUpTest, OverGrpc) {
   });
   const auto generate = server_.inference().Generate(&of_stream, stream);
   const auto image = server_.sessions().ExportSession(&of_export, exported);
-  std::this_thread::sleep_for(std::chrono::milliseconds(50));  // they arrive
+  // They arrive: what waits to be parsed takes its bytes.
+  server_.WaitForStats(
+      [](const engine::EngineStats& stats) { return stats.request_bytes > 3 * kLarge; });
   for (grpc::ClientContext* context : {&of_unary, &of_stream, &of_export}) context->TryCancel();
   for (const char* method : {"Tokenize", "Generate", "ExportSession"}) {
     EXPECT_TRUE(CallsAreCounted(absl::StrCat("code=\"CANCELLED\",method=\"", method, "\"} 1\n")))

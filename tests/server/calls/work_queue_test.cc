@@ -43,16 +43,17 @@ TEST(WorkQueue, ClientsAreInTurnAndEachInItsOwnOrder) {
 }
 
 TEST(WorkQueue, OneClientNeverHasAllThreads) {
-  WorkQueue queue(host_time, 3);
-  std::promise<void> go;
+  std::promise<void> go, two_run;
   const std::shared_future<void> gate = go.get_future().share();
   std::atomic<int> running = 0;
+  WorkQueue queue(host_time, 3);  // ends first: its functions use the others
   for (int i = 0; i < 10; ++i) {
-    queue.Run("much", [&running, gate] {
-      ++running;
+    queue.Run("much", [&running, &two_run, gate] {
+      if (++running == 2) two_run.set_value();
       gate.wait();
     });
   }
+  two_run.get_future().wait();    // a thread may begin late
   for (int i = 0; i < 20; ++i) {  // done while the other client's work stands still
     const auto ran = std::make_shared<std::promise<void>>();
     queue.Run("little", [ran] { ran->set_value(); });
@@ -102,7 +103,7 @@ TEST(WorkQueue, CallsOfAClientInDebtWaitUntilItIsPaid) {
   engine::HostTime charged;
   charged.Charge("debtor", absl::Milliseconds(100));
   charged.Settle(std::nullopt);
-  WorkQueue queue(charged, 2);
+  WorkQueue queue(charged, 2, /*nice=*/0, /*longest_hold=*/std::chrono::hours(1));
   std::promise<void> ran;
   std::future<void> waits = ran.get_future();
   queue.Begin("debtor", 0, [&ran] { ran.set_value(); });
@@ -115,10 +116,8 @@ TEST(WorkQueue, CallsOfAClientInDebtWaitUntilItIsPaid) {
   }
   EXPECT_EQ(waits.wait_for(std::chrono::milliseconds(20)), std::future_status::timeout);
   EXPECT_EQ(charged.stats().calls_held, 1);
-  const auto paid = std::chrono::steady_clock::now();
   charged.Pay({{.client = "debtor", .paid = 0.099}});
-  waits.wait();
-  EXPECT_LT(std::chrono::steady_clock::now() - paid, std::chrono::milliseconds(500));
+  EXPECT_EQ(waits.wait_for(std::chrono::seconds(30)), std::future_status::ready);
 }
 
 TEST(WorkQueue, NoDebtKeepsAClientOutForEver) {

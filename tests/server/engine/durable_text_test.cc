@@ -2,13 +2,16 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <string>
 
 #include "absl/time/clock.h"
 #include "tests/folders.h"
 #include "tests/server/engine/durable.h"
+#include "tests/server/engine/stepping_clock.h"
 #include "tests/test_util.h"
 
 namespace ovq::engine::test {
@@ -43,18 +46,22 @@ TEST_F(Durable, ATextStaysAsLongAsItsSession) {
 }
 
 TEST_F(Durable, ATextGoesWhenItsSessionExpires) {
-  Start();
+  const auto ms = std::make_shared<std::atomic<int64_t>>(0);
+  EngineOptions engine_options;
+  engine_options.clock = StandingClock(ms);
+  Start(engine_options);
   SessionOptions options;
   options.prompt = {1, 2};
   options.ttl = absl::Milliseconds(300);
   const std::string here = engine().NewSession(options).id, left = engine().NewSession(options).id;
   EXPECT_TRUE(engine()->sessions().PutText(here, "", "text").ok());
+  *ms = 300;
   ExpectNoFiles(here);
   const std::string later = engine().NewSession(options).id;
   EXPECT_TRUE(engine()->sessions().PutText(later, "", "text").ok());
   Stop();
-  absl::SleepFor(absl::Milliseconds(300));  // while no server runs
-  Start();
+  *ms = 600;  // while no server runs
+  Start(engine_options);
   ExpectNoFiles(later);
 }
 

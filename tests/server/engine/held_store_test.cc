@@ -102,8 +102,10 @@ TEST_F(HeldStore, ATurnThatStillWaitsForItsSessionEndsWithTheServer) {
   store->Hold();
   const std::shared_ptr<TokenStream> stream = engine->Start(Turn(id, {5}, 2000), 1 << 20);
   store->AwaitHeld();
+  const std::shared_ptr<TokenStream> running = engine->Start(SampleRequest({1}, INT64_MAX));
   std::thread drain([&] { EXPECT_FALSE((*engine)->Drain(absl::Milliseconds(5))); });
-  absl::SleepFor(absl::Milliseconds(200));  // the time is up, and everything that runs has ended
+  // The time is up, and everything that runs has ended.
+  EXPECT_TRUE(absl::IsUnavailable(ReadAll(*running).status));
   store->LetGo();
   drain.join();
   const absl::Status status = ReadAll(*stream).status;

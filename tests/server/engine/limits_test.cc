@@ -3,10 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
-#include <thread>
+#include <chrono>
+#include <memory>
 
 #include "server/engine/common/error_facts.h"
 #include "tests/server/engine/fake_model.h"
+#include "tests/server/engine/stepping_clock.h"
 
 namespace ovq::engine::test {
 namespace {
@@ -91,13 +93,15 @@ TEST(Deadline, DuringPrefillAndDecode) {
     };
     EngineOptions options;
     options.max_batch_tokens = 4;
+    const auto step_us = std::make_shared<std::atomic<int64_t>>(0);  // time stands still
+    options.clock = SteppingClock(step_us);
     TestEngine engine(options, {}, std::move(events));
     engine.model().gate().CloseAt(step);
     GenerateRequest request = SampleRequest(SomeTokens(20, 1), 1000);
-    request.deadline = SteadyNow() + std::chrono::milliseconds(400);
+    request.deadline = options.clock.steady() + std::chrono::milliseconds(400);
     const std::shared_ptr<TokenStream> stream = engine.Start(request);
     engine.model().gate().AwaitEntered(step);
-    std::this_thread::sleep_until(request.deadline);  // real time has to pass
+    *step_us = 400'000;
     engine.model().gate().Open();
     const Answers answers = ReadAll(*stream);
     EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);

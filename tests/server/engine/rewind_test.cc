@@ -182,14 +182,19 @@ TEST(Rewind, StaysAsItWasIfItIsCancelled) {
   talk.Say(engine, 12, 12, 3);
   EXPECT_EQ(State(engine, talk.id), StateAfter(engine, talk.tokens));
 
-  // The session is deleted while the rewind prefills.
+  // The session is deleted while the rewind prefills, for 125 iterations.
+  talk.Say(engine, 2000, 1, 4);
   const int64_t later = engine.model().gate().steps() + 2;
   engine.model().gate().CloseAt(later);
   Receiver<absl::StatusOr<RewindResult>> deleted;
-  engine->sessions().Rewind({.session_id = talk.id, .position = 90}, nullptr, deleted.callback());
+  engine->sessions().Rewind({.session_id = talk.id, .position = 2000}, nullptr, deleted.callback());
   engine.model().gate().AwaitEntered(later);
   std::thread deleter([&] { EXPECT_TRUE(engine->sessions().Delete(talk.id, "").ok()); });
-  absl::SleepFor(absl::Milliseconds(100));  // until the call is posted, even on a busy machine
+  // Nobody knows when the call is posted: until then an iteration may go on now and then.
+  for (int64_t one = later; one < later + 100 && !deleted.has_value(); ++one) {
+    absl::SleepFor(absl::Milliseconds(100));
+    engine.model().gate().CloseAt(one + 1);
+  }
   engine.model().gate().Open();
   deleter.join();
   EXPECT_TRUE(absl::IsCancelled(deleted.Wait().status()));

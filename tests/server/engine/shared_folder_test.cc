@@ -12,6 +12,7 @@
 
 #include "absl/time/clock.h"
 #include "server/disk/session_folder.h"
+#include "tests/server/engine/delegating_store.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/test_util.h"
 
@@ -200,6 +201,41 @@ TEST_F(SharedFolder, AServerThatDoesNotAnswerKeepsItsSessions) {
   EXPECT_TRUE(std::filesystem::is_empty(path_ + "/asked"));
   silent->Release(id);
   EXPECT_EQ(PositionOn(*second, id), 700);
+}
+
+// Counts what an engine has told by the time at which it first releases a session.
+class WatchedStore final : public DelegatingStore {
+ public:
+  WatchedStore(std::unique_ptr<store::SessionStore> store, const std::atomic<int>& told)
+      : DelegatingStore(std::move(store)), told_(told) {}
+  void Release(const std::string& id) override {
+    int none = -1;
+    told_before_.compare_exchange_strong(none, told_);
+    DelegatingStore::Release(id);
+  }
+  int told_before() const { return told_before_; }
+
+ private:
+  const std::atomic<int>& told_;
+  std::atomic<int> told_before_ = -1;
+};
+
+// Whoever has the session finds it in the other server's figures.
+TEST_F(SharedFolder, AServerTellsThatItLetsASessionGoBeforeAnotherOneHasIt) {
+  std::atomic<int> told = 0;
+  store::RecoveredSessions none;
+  const auto store = std::make_shared<WatchedStore>(OpenFolder(none), told);
+  EngineOptions options;
+  options.session_store = store;
+  EngineEvents events;
+  events.session_event = [&told](const SessionReport& report) {
+    told += report.event == std::string_view("let_go") ? 1 : 0;
+  };
+  TestEngine first(options, {}, events);
+  const std::string id = first.NewSession().id;
+  const auto second = Start();
+  EXPECT_EQ(PositionOn(*second, id), 0);
+  EXPECT_EQ(store->told_before(), 1);
 }
 
 TEST_F(SharedFolder, OthersSessionsAreNotFoundThere) {

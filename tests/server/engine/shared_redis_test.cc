@@ -3,11 +3,14 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <future>
+#include <memory>
 
 #include "server/engine/sessions/session_texts.h"
 #include "server/redis/redis_store.h"
 #include "tests/server/engine/fake_model.h"
+#include "tests/server/engine/stepping_clock.h"
 #include "tests/server/store/redis_process.h"
 #include "tests/test_util.h"
 
@@ -25,6 +28,13 @@ class SharedRedis : public testing::Test {
     std::unique_ptr<TestEngine> engine;
   };
 
+  static constexpr absl::Duration kLease = absl::Seconds(1), kPatience = absl::Seconds(10);
+
+  static EngineOptions WithClock(const std::shared_ptr<std::atomic<int64_t>>& ms) {
+    EngineOptions options;
+    options.clock = StandingClock(ms);
+    return options;
+  }
   void SetUp() override {
     if (access(store::test::kRedisServer, X_OK) != 0) {
       GTEST_SKIP() << "no " << store::test::kRedisServer;
@@ -32,8 +42,8 @@ class SharedRedis : public testing::Test {
     redis_ = std::make_unique<store::test::RedisProcess>();
   }
   static std::unique_ptr<Server> Start(const redis::RedisAddress& address,
-                                       absl::Duration lease = absl::Seconds(1),
-                                       absl::Duration patience = absl::Seconds(10),
+                                       absl::Duration lease = kLease,
+                                       absl::Duration patience = kPatience,
                                        EngineOptions options = {}) {
     auto server = std::make_unique<Server>();
     absl::StatusOr<std::unique_ptr<redis::RedisStore>> store =
@@ -136,22 +146,26 @@ TEST_F(SharedRedis, AnotherServerGetsATurnThatWasStoredLate) {
 }
 
 TEST_F(SharedRedis, ASwappedOutSessionThatWasOnlyForkedIsHandedOver) {
-  const auto second = Start(redis_->address());
-  EngineOptions tight;
+  const auto ms = std::make_shared<std::atomic<int64_t>>(0);
+  const auto second = Start(redis_->address(), kLease, kPatience, WithClock(ms));
+  EngineOptions tight = WithClock(ms);
   tight.overcommit = true;
   tight.state_memory_bytes = 2 * second->engine->model().layout().bytes_cap(kDefaultSlotCap);
-  const auto first = Start(redis_->address(), absl::Seconds(1), absl::Seconds(10), tight);
+  const auto first = Start(redis_->address(), kLease, kPatience, tight);
   SessionOptions options;
   options.prompt = SomeTokens(50, 3);
   options.ttl = absl::Seconds(4);
   const std::string id = first->engine->NewSession(options).id;
-  absl::SleepFor(absl::Milliseconds(600));  // more than a tenth of its time to live
+  *ms += 600;  // more than a tenth of its time to live
   std::promise<absl::Status> forked;
   (*first->engine)->sessions().Fork({.session_id = id}, [&](const auto& forks) {
     forked.set_value(forks.status());
   });
   ASSERT_EQ(forked.get_future().get(), absl::OkStatus());
-  for (int i = 0; i < 2; ++i) (void)first->engine->NewSession({});
+  for (int i = 0; i < 2; ++i) {
+    *ms += 1;  // so that these were used last
+    (void)first->engine->NewSession({});
+  }
   EXPECT_TRUE((*first->engine)->sessions().Get(id, "")->hibernated);
   const absl::StatusOr<SessionInfo> there = (*second->engine)->sessions().Get(id, "");
   EXPECT_TRUE(there.ok()) << there.status();
@@ -159,13 +173,15 @@ TEST_F(SharedRedis, ASwappedOutSessionThatWasOnlyForkedIsHandedOver) {
 
 // Forks are uses that change nothing, of which the store does not hear.
 TEST_F(SharedRedis, AnotherServerKnowsHowLongASessionLives) {
-  const auto first = Start(redis_->address()), second = Start(redis_->address());
+  const auto ms = std::make_shared<std::atomic<int64_t>>(0);
+  const auto first = Start(redis_->address(), kLease, kPatience, WithClock(ms));
+  const auto second = Start(redis_->address(), kLease, kPatience, WithClock(ms));
   SessionOptions options;
   options.prompt = SomeTokens(50, 3);
   options.ttl = absl::Seconds(2);
   const std::string id = first->engine->NewSession(options).id;
   for (int i = 0; i < 6; ++i) {
-    absl::SleepFor(absl::Milliseconds(500));
+    *ms += 500;
     std::promise<absl::Status> forked;
     (*first->engine)->sessions().Fork({.session_id = id}, [&](const auto& forks) {
       forked.set_value(forks.status());

@@ -18,4 +18,12 @@ inline Clock SteppingClock(int64_t step_us) {
   return SteppingClock(std::make_shared<std::atomic<int64_t>>(step_us));
 }
 
+// Stands still until the test sets the milliseconds that have passed.
+inline Clock StandingClock(std::shared_ptr<std::atomic<int64_t>> ms) {
+  return {
+      .steady = [=] { return SteadyTime(std::chrono::hours(1) + std::chrono::milliseconds(*ms)); },
+      .wall =
+          [=] { return absl::FromUnixSeconds(1'700'000'000) + absl::Milliseconds(int64_t{*ms}); }};
+}
+
 }  // namespace ovq::engine::test

@@ -32,7 +32,7 @@ TEST_F(RedisOwnershipTest, ALeaseThatWasOverIsNoticedWhateverAnswersAreLost) {
   ASSERT_TRUE(Acquire(*second).ok());
   proxy.LoseAnswers("\r\n1000\r\n", 1);  // the milliseconds of a lease
   proxy.Freeze(false);
-  for (int i = 0; i < 200 && lost == 0; ++i) absl::SleepFor(absl::Milliseconds(20));
+  for (int i = 0; i < 1500 && lost == 0; ++i) absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(lost, 1);
   EXPECT_EQ(first->owned(), 0u);
 }
@@ -93,7 +93,7 @@ TEST_F(RedisOwnershipTest, ARequestThatWaitedForASleeperIsNotAnswered) {
   proxy.Freeze(true);
   ASSERT_TRUE(Acquire(*second).ok());
   proxy.Freeze(false);
-  for (int i = 0; i < 200 && lost == 0; ++i) absl::SleepFor(absl::Milliseconds(20));
+  for (int i = 0; i < 1500 && lost == 0; ++i) absl::SleepFor(absl::Milliseconds(20));
   EXPECT_EQ(lost, 1);
   EXPECT_EQ(asked, 0);
 }
@@ -224,10 +224,13 @@ TEST_F(RedisOwnershipTest, WhatMayHaveBeenStoredIsNotSaidToBeUndone) {
                 [&](const absl::Status& status) { late.set_value(status); });
   const std::string hash = absl::StrCat("ovq:session:", kSession);
   while (redis_->Run({"HGET", hash, "seq"}).text != "1") absl::SleepFor(absl::Milliseconds(1));
-  for (const Reply& lease : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
-    redis_->Run({"DEL", lease.text});
+  absl::StatusOr<store::FoundSession> found = absl::UnknownError("not asked for");
+  for (int i = 0; i < 10 && !found.ok(); ++i) {  // the first server may renew its lease in between
+    for (const Reply& lease : redis_->Run({"KEYS", "ovq:lease:*"}).items) {
+      redis_->Run({"DEL", lease.text});
+    }
+    found = Acquire(*second);
   }
-  const absl::StatusOr<store::FoundSession> found = Acquire(*second);
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->version, 1u);
   proxy.LoseNoMore();
@@ -281,7 +284,9 @@ TEST_F(RedisOwnershipTest, AnOwnerThatRedisHasNoRoomForIsNotDead) {
 
 // Only the owner's word is a refusal; that the request has ended is none.
 TEST_F(RedisOwnershipTest, ARequestThatRedisForgotIsMadeAgain) {
-  const auto first = Open(Options()), second = Open(Options());
+  RedisStoreOptions patient = Options();
+  patient.ownership_timeout = absl::Seconds(60);
+  const auto first = Open(patient), second = Open(patient);
   ASSERT_TRUE(Create(*first).ok());
   std::atomic<int> asked = 0;
   first->SetListener({.asked = [&](const std::string& id) {
@@ -294,7 +299,7 @@ TEST_F(RedisOwnershipTest, ARequestThatRedisForgotIsMadeAgain) {
   const absl::Time begin = absl::Now();
   const absl::Status declined = Acquire(*first).status();
   EXPECT_TRUE(absl::IsFailedPrecondition(declined)) << declined;
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(2));
+  EXPECT_LT(absl::Now() - begin, patient.ownership_timeout / 2);
   first->SetListener({});
   second->SetListener({});
 }

@@ -182,7 +182,7 @@ TEST_F(RedisStoreTest, ARedisThatIsGoneIsNamedInTime) {
   const absl::Status append = Append(*store, 0);
   EXPECT_TRUE(absl::IsUnavailable(append)) << append;
   EXPECT_THAT(append.message(), HasSubstr(store->owned() == 1 ? redis_->address().Text() : "?"));
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(6));
+  EXPECT_LT(absl::Now() - begin, absl::Seconds(30));
   EXPECT_TRUE(absl::IsUnavailable(Await<absl::StatusOr<store::FoundSession>>([&](auto done) {
                                     store->Acquire("blue.ffffffffffffffffffffffffffffffff", done);
                                   }).status()));
@@ -202,7 +202,7 @@ TEST_F(RedisStoreTest, ARedisThatHangsIsGivenUp) {
   redis_->Signal(SIGSTOP);
   const absl::Time begin = absl::Now();
   const absl::Status append = Append(*store, 0);
-  EXPECT_LT(absl::Now() - begin, absl::Seconds(6));
+  EXPECT_LT(absl::Now() - begin, options.lease / 2);
   EXPECT_TRUE(absl::IsUnavailable(append)) << append;
   EXPECT_THAT(append.message(), HasSubstr("no answer within"));
   redis_->Signal(SIGCONT);
@@ -272,7 +272,8 @@ TEST_F(RedisStoreTest, TurnsWaitForReplicas) {
 
 TEST_F(RedisStoreTest, OpensOnlyWhatKeepsSessions) {
   const auto open = [&](RedisStoreOptions options) {
-    options.patience = absl::Milliseconds(100);
+    options.reply_timeout = absl::Seconds(20);
+    options.patience = absl::Milliseconds(100);  // with a server that is not there
     std::vector<std::string> warnings;
     const absl::Status status = RedisStore::Open(options, {}, &warnings).status();
     return absl::StrCat(std::string(status.message()), warnings.empty() ? "" : warnings[0]);

@@ -333,6 +333,7 @@ TEST(Generate, SlowClientHoldsUpNobodyElse) {
   v1::GenerateRequest endless = TextRequest("slow", 4'000'000);
   endless.mutable_output()->set_top_logprobs(200);  // fills the transport's windows soon
   const auto slow = slow_stub->Generate(&slow_context, endless);
+  server.WaitForStats([](const engine::EngineStats& s) { return s.requests_running == 1; });
   // Its client never reads: the request is blocked once its stream is full.
   int64_t steps = -1;
   for (int i = 0; i < 500 && steps != server.model().gate().steps(); ++i) {

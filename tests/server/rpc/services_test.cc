@@ -52,6 +52,7 @@ TEST(Unary, ScoreRefusesBadRequests) {
 
 TEST(Unary, CancelledScoreFreesItsState) {
   TestServer server;
+  server.model().gate().CloseAt(2);
   grpc::ClientContext context;
   v1::ScoreResponse response;
   std::thread caller([&] {
@@ -59,9 +60,10 @@ TEST(Unary, CancelledScoreFreesItsState) {
                      .Score(&context, MakeScoreRequest(std::string(1'000'000, 'x')), &response)
                      .ok());
   });
-  server.WaitForStats([](const engine::EngineStats& s) { return s.requests_running == 1; });
+  server.model().gate().AwaitEntered(2);
   context.TryCancel();
   caller.join();
+  server.model().gate().Open();
   server.WaitForStats([](const engine::EngineStats& s) { return s.requests_running == 0; });
 }
 
@@ -212,7 +214,7 @@ TEST(SessionCalls, LifeOfASession) {
               Fails(grpc::StatusCode::NOT_FOUND, session.session_id()));
   EXPECT_THAT(Call(server.sessions(), &Sessions::DeleteSession, erase, erased),
               Fails(grpc::StatusCode::NOT_FOUND, session.session_id()));
-  EXPECT_EQ(server.engine().Stats().state_bytes_reserved, 0u);
+  server.WaitForStats([](const engine::EngineStats& s) { return s.state_bytes_reserved == 0; });
 }
 
 TEST(SessionCalls, BadRequests) {
@@ -280,7 +282,7 @@ TEST(SessionCalls, AKeyBeginsTheId) {
     EXPECT_THAT(CreateWithKey(server, bad, session), Fails(kInvalid, "ovq-session: expected"))
         << bad;
   }
-  EXPECT_EQ(server.engine().Stats().sessions_idle, 2);
+  server.WaitForStats([](const engine::EngineStats& s) { return s.sessions_idle == 2; });
 }
 
 TEST(SessionCalls, AKeyBeginsTheIdOfAChat) {

@@ -164,6 +164,7 @@ TEST_F(S3StoreTest, AQuarantinedSessionIsKept) {
 
 TEST_F(S3StoreTest, AnAnswerThatMayBeIncompleteIsNone) {
   S3StoreOptions options = Options();
+  options.reply_timeout = absl::Seconds(20);
   options.patience = absl::Milliseconds(300);
   const auto store = Open(options);
   ASSERT_TRUE(Create(*store).ok());
@@ -358,6 +359,7 @@ TEST_F(S3StoreTest, RefusesObjectStoresThatItCannotUse) {
     return std::string(status.message());
   };
   S3StoreOptions options = Options();
+  options.reply_timeout = absl::Seconds(20);
   options.patience = absl::Milliseconds(100);
   options.address.bucket = "another";
   EXPECT_THAT(refused(options), HasSubstr("404 NoSuchBucket: there is no bucket another"));

@@ -24,8 +24,8 @@ class FolderBackend final : public Backend {
   }
   ~FolderBackend() override { std::filesystem::remove_all(path_); }
 
-  std::unique_ptr<SessionStore> Open() override {
-    return disk::SessionFolder::Open({.path = path_, .ownership_timeout = absl::Seconds(2)})
+  std::unique_ptr<SessionStore> Open(absl::Duration ownership_timeout) override {
+    return disk::SessionFolder::Open({.path = path_, .ownership_timeout = ownership_timeout})
         .value();
   }
   void BreakAppends(const std::string& id, bool broken) override {
@@ -60,10 +60,10 @@ class RedisBackend final : public Backend {
  public:
   RedisBackend() : proxy_(redis_.address().port) {}
 
-  std::unique_ptr<SessionStore> Open() override {
+  std::unique_ptr<SessionStore> Open(absl::Duration ownership_timeout) override {
     return redis::RedisStore::Open({.address = proxy_.address(),
                                     .lease = absl::Seconds(30),
-                                    .ownership_timeout = absl::Milliseconds(300)})
+                                    .ownership_timeout = ownership_timeout})
         .value();
   }
   void BreakAppends(const std::string&, bool broken) override {
@@ -97,11 +97,11 @@ class RedisBackend final : public Backend {
 
 class S3Backend final : public Backend {
  public:
-  std::unique_ptr<SessionStore> Open() override {
+  std::unique_ptr<SessionStore> Open(absl::Duration ownership_timeout) override {
     return s3::S3Store::Open({.address = server_.address(),
                               .credentials = S3Process::credentials(),
                               .lease = absl::Seconds(30),
-                              .ownership_timeout = absl::Seconds(1),
+                              .ownership_timeout = ownership_timeout,
                               .listen_interval = absl::Milliseconds(20)})
         .value();
   }

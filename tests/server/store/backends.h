@@ -16,8 +16,8 @@ namespace ovq::store::test {
 class Backend {
  public:
   virtual ~Backend() = default;
-  // Opens a server's store. Another server's sessions are waited for some tenths of a second.
-  virtual std::unique_ptr<SessionStore> Open() = 0;
+  // Opens a server's store. It waits for so long for a session that another server has.
+  virtual std::unique_ptr<SessionStore> Open(absl::Duration ownership_timeout) = 0;
   // Until it is called with false, no append of a store succeeds.
   virtual void BreakAppends(const std::string& id, bool broken) = 0;
   // Changes the bytes that the place holds of a session.

