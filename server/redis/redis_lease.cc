@@ -131,7 +131,7 @@ absl::StatusOr<std::optional<std::string>> RedisLease::AwaitRequest(SteadyTime& 
 absl::Status RedisLease::AnswerRequest(const std::string& id) {
   const std::string epoch = sessions_.Epoch(id);
   ASSIGN_OR_RETURN(const Reply request, client_.Run({"GET", AskedKey(id)}));
-  if (request.text == "1" && sessions_.Epoch(id) == epoch) asked_(id);
+  if (request.text == "1") asked_(id, epoch);
   return absl::OkStatus();
 }
 

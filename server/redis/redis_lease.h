@@ -24,10 +24,12 @@ namespace ovq::redis {
 // the sessions that were lost while there was no lease.
 class RedisLease {
  public:
-  // asked: receives the ids of sessions for which other servers ask, on the thread of this object.
+  // Receives the id of a session for which another server asks, and the epoch in which the session
+  // was this server's before Redis said that the request is open. On the thread of this object.
+  using Asked = std::function<void(const std::string& id, const std::string& epoch)>;
+
   RedisLease(RedisClient& client, const RedisStoreOptions& options, const store::Report& report,
-             const std::string& server, OwnedSessions& sessions,
-             std::function<void(const std::string& id)> asked)
+             const std::string& server, OwnedSessions& sessions, Asked asked)
       : client_(client),
         options_(options),
         report_(report),
@@ -56,8 +58,7 @@ class RedisLease {
   absl::Status Keep(SteadyTime& next, bool confirming);
   // Waits for requests of other servers, some tenths of a second. Returns a session's id, if any.
   absl::StatusOr<std::optional<std::string>> AwaitRequest(SteadyTime& next);
-  // Tells of a request. One from before this server acquired the session has ended with that; who
-  // still waits for the session asks again.
+  // Tells of a request that is still open.
   absl::Status AnswerRequest(const std::string& id);
   absl::Status Renew(SteadyTime until = {});
   void BeginVerify();
@@ -69,7 +70,7 @@ class RedisLease {
   const store::Report& report_;
   const std::string& server_;  // this server's name
   OwnedSessions& sessions_;
-  const std::function<void(const std::string& id)> asked_;
+  const Asked asked_;
 
   std::atomic<uint64_t> renewals_ = 0;
   std::atomic<int64_t> since_ = 0;    // as kRenewScript returned it

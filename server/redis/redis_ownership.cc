@@ -41,8 +41,9 @@ RedisOwnership::RedisOwnership(RedisClient& client, const RedisStoreOptions& opt
       options_(options),
       report_(std::move(report)),
       server_(UnguessableHex()),
-      lease_(client_, options_, report_, server_, sessions_,
-             [this](const std::string& id) { AnswerRequest(id); }) {}
+      lease_(
+          client_, options_, report_, server_, sessions_,
+          [this](const std::string& id, const std::string& epoch) { AnswerRequest(id, epoch); }) {}
 
 absl::Status RedisOwnership::Start() {
   RETURN_IF_ERROR(lease_.Start());
@@ -411,11 +412,12 @@ void RedisOwnership::MoveLoop() {
 
 // --- Requests of other servers ---
 
-void RedisOwnership::AnswerRequest(const std::string& id) {
+void RedisOwnership::AnswerRequest(const std::string& id, const std::string& epoch) {
   std::unique_lock lock(mutex_);
   if (releasing_.contains(id)) return;  // whoever asks has it soon
+  if (sessions_.Epoch(id) != epoch) return;
   const std::function<void(const std::string&)> tell = listener_.asked;
-  if (!sessions_.Contains(id)) {
+  if (epoch == kNotOwned) {
     ReleaseLater(id);  // Redis takes it for this server's, which does not know it
   } else if (tell) {
     lock.unlock();

@@ -107,7 +107,10 @@ class RedisOwnership {
                               const std::function<void(store::FoundSession)>& add,
                               store::RecoveredSessions& others);
   void Sweep();
-  void AnswerRequest(const std::string& id);  // of another server, for a session
+  // Of another server, for a session that was this one's in that epoch (kNotOwned: it was not). A
+  // request from before this server acquired the session has ended with that; who still waits for
+  // the session asks again.
+  void AnswerRequest(const std::string& id, const std::string& epoch);
 
   RedisClient& client_;
   const RedisStoreOptions options_;
