@@ -107,9 +107,9 @@ class RedisOwnership {
                               const std::function<void(store::FoundSession)>& add,
                               store::RecoveredSessions& others);
   void Sweep();
-  // Of another server, for a session that was this one's in that epoch (kNotOwned: it was not). A
-  // request from before this server acquired the session has ended with that; who still waits for
-  // the session asks again.
+  // Answers another server's request for a session that was this one's in that epoch (kNotOwned: it
+  // was not). A request from before this server acquired the session has ended with that; who still
+  // waits for the session asks again.
   void AnswerRequest(const std::string& id, const std::string& epoch);
 
   RedisClient& client_;
