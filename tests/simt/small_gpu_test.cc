@@ -13,7 +13,7 @@ namespace ovq::kernels::test {
 namespace {
 
 // Whether a lattice layer with heads of so many slots of 128 channels can be made, or why not.
-absl::Status LatticeStatus(int n_slots) {
+absl::Status LatticeOnASmallGpu(int n_slots) {
   MixerCase lattice;
   lattice.type = "lattice";
   lattice.section = {{"num_heads", 1}, {"num_slots", n_slots}, {"value_head_dim", 128}};
@@ -21,10 +21,10 @@ absl::Status LatticeStatus(int n_slots) {
 }
 
 TEST(SmallGpu, ALatticeHeadThatDoesNotFitIsAnErrorOfTheLoad) {
-  EXPECT_TRUE(LatticeStatus(384).ok()) << LatticeStatus(384);
+  EXPECT_TRUE(LatticeOnASmallGpu(384).ok()) << LatticeOnASmallGpu(384);
   simt::SetMaxSharedBytes(size_t{99} << 10);
-  EXPECT_TRUE(LatticeStatus(182).ok()) << LatticeStatus(182);
-  const absl::Status refused = LatticeStatus(183);
+  EXPECT_TRUE(LatticeOnASmallGpu(182).ok()) << LatticeOnASmallGpu(182);
+  const absl::Status refused = LatticeOnASmallGpu(183);
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(refused.message()),
               testing::HasSubstr("expected 101888 bytes of shared memory for a lattice head "
