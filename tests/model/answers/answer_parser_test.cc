@@ -1,4 +1,5 @@
-// The syntax that templates show, and answers taken apart by it, however they are cut.
+// The syntax that templates show, and answers taken apart by it, however they are cut. All forms of
+// calls are one file, because each test runs over every dialect of its table.
 #include "model/answers/answer_parser.h"
 
 #include <gmock/gmock.h>
