@@ -41,7 +41,7 @@ install(FILES deploy/systemd/ovq-server.sysusers DESTINATION lib/sysusers.d RENA
         COMPONENT server)
 install(DIRECTORY deploy/haproxy deploy/prometheus deploy/grafana DESTINATION share/ovq-server
         COMPONENT server PATTERN __pycache__ EXCLUDE)
-install(DIRECTORY models/python-bytes DESTINATION share/ovq-server/models
+install(DIRECTORY models/code-27m DESTINATION share/ovq-server/models
         COMPONENT model EXCLUDE_FROM_ALL)
 install(DIRECTORY proto/ovq DESTINATION include COMPONENT dev FILES_MATCHING PATTERN "*.proto")
 
@@ -51,7 +51,7 @@ set(DOC share/doc/ovq-server)
 install(FILES README.md LICENSE DESTINATION ${DOC} COMPONENT docs)
 install(DIRECTORY docs DESTINATION ${DOC} COMPONENT docs)
 foreach(file clients/python/README.md clients/python/examples/tour.py training/README.md
-        kernels/mixers/closest_pair/README.md kernels/mixers/key_diff/README.md models/python-bytes/README.md
+        kernels/mixers/closest_pair/README.md kernels/mixers/key_diff/README.md models/code-27m/README.md
         models/scripted-chat/README.md training/ovq_torch/README.md)
   get_filename_component(folder ${file} DIRECTORY)
   install(FILES ${file} DESTINATION ${DOC}/${folder} COMPONENT docs)

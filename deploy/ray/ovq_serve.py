@@ -2,7 +2,7 @@
 its HTTP front, answers as they come. The image has Ray beside the server (deploy/docker/Dockerfile has the
 server alone).
 
-    serve run ovq_serve:build model=/usr/local/share/ovq-server/models/python-bytes
+    serve run ovq_serve:build model=/usr/local/share/ovq-server/models/code-27m
 
 docs/operations.md, "As a container of KServe or Ray Serve", says what was tried."""
 
