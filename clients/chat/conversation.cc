@@ -150,12 +150,15 @@ bool Conversation::Send(const v1::ChatRequest& request) {
 // Never blocks: if another thread holds the lock in a stuck Send, that thread sends the cancel
 // afterwards.
 void Conversation::SendWaitingCancel() {
-  // The holder of the lock calls this function after it has released the lock.
-  const std::unique_lock lock(write_mutex_, std::try_to_lock);
-  if (!lock || !cancel_waiting_.exchange(false)) return;
-  v1::ChatRequest request;
-  request.mutable_cancel();
-  call_->Write(request);
+  // The holder of the lock looks again after it has released the lock.
+  while (cancel_waiting_) {
+    const std::unique_lock lock(write_mutex_, std::try_to_lock);
+    if (!lock) return;
+    if (!cancel_waiting_.exchange(false)) continue;
+    v1::ChatRequest request;
+    request.mutable_cancel();
+    call_->Write(request);
+  }
 }
 
 grpc::Status Conversation::Close() {

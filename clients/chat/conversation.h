@@ -40,7 +40,8 @@ class Conversation {
   // Handles Ctrl-C: cancels a running turn. Returns false if no turn was running or it was already
   // cancelled.
   bool OnInterrupt();
-  bool interrupted() const { return interrupted_; }  // OnInterrupt has cancelled a turn
+  bool interrupted() const { return interrupted_; }          // OnInterrupt has cancelled a turn
+  bool answering() const { return phase_ != Phase::kIdle; }  // any thread
 
   // Half-closes the call, reads the remaining messages and returns the call's final status. Call it
   // once, last.

@@ -284,6 +284,7 @@ bool Dialogue::End() {
 void Dialogue::ReadTurns() {
   while (!over_ && whole_) {
     const std::optional<std::string> line = input_.Next(options_.messages ? "you> " : "> ");
+    asked_ = false;
     if (!line) return;
     if (line->starts_with("//")) {
       Question(std::string_view(*line).substr(1));
@@ -300,6 +301,7 @@ void Dialogue::Question(std::string_view text) {
     Complain(absl::StrCat("the question is not valid UTF-8 at byte ", *invalid));
     return;
   }
+  asked_ = true;
   whole_ = conversation_->Ask(text);
 }
 
@@ -389,7 +391,9 @@ void Dialogue::Undo() {
 
 bool Dialogue::OnInterrupt() {
   const std::lock_guard lock(mutex_);
-  return conversation_ != nullptr && conversation_->OnInterrupt();
+  if (conversation_ == nullptr) return false;
+  if (conversation_->OnInterrupt()) return true;
+  return asked_ && !conversation_->answering() && !input_.reading();
 }
 
 }  // namespace ovq::clients

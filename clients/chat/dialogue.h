@@ -2,6 +2,7 @@
 // commands.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -24,7 +25,8 @@ class Dialogue {
   // exit status; errors have been printed by then.
   int Run(const std::optional<std::string>& question);
 
-  // Handles SIGINT: cancels the running answer. Returns false if none runs or it was cancelled
+  // Handles SIGINT: cancels the running answer. It has no effect where the answer has just ended
+  // and the input does not read yet. Returns false if none runs otherwise, or it was cancelled
   // already.
   bool OnInterrupt();
 
@@ -61,10 +63,11 @@ class Dialogue {
   v1::ModelInfo model_;  // as the server described it to AskForModel
   std::mutex mutex_;     // lets OnInterrupt read the pointer
   std::unique_ptr<Conversation> conversation_;
-  bool typed_ = false;  // turns are typed on a terminal
-  bool open_ = false;   // the conversation has begun and End was not called
-  bool over_ = false;   // no further turn follows
-  bool whole_ = true;   // no call has ended on its own
+  std::atomic<bool> asked_ = false;  // a question was asked since the input gave a line
+  bool typed_ = false;               // turns are typed on a terminal
+  bool open_ = false;                // the conversation has begun and End was not called
+  bool over_ = false;                // no further turn follows
+  bool whole_ = true;                // no call has ended on its own
 };
 
 }  // namespace ovq::clients

@@ -123,6 +123,7 @@ std::optional<std::string> LineEditor::Next(const std::string& prompt) {
     PrintFlushed(stderr, kPastesOn);
     int size = 0;
     const char* const text = el_gets(edit_, &size);
+    reading_ = false;
     PrintFlushed(stderr, kPastesOff);
     HideTyping();
     if (text == nullptr || size <= 0) {
@@ -213,6 +214,7 @@ unsigned char LineEditor::OnSuspend(editline* edit, int) {
 
 int LineEditor::ReadChar(editline* edit, wchar_t* out) {
   LineEditor& self = FromEditline(edit);
+  self.reading_ = true;  // the terminal has the editor's mode by now
   while (!self.ConsumeChar(*out)) {
     if (self.resized_.exchange(false)) self.Redraw();
     if (!self.ReadBytes()) return 0;

@@ -29,6 +29,7 @@ class LineEditor final : public Input {
   // Returns the next turn. It has several lines if a block was pasted or Alt-Enter typed. Ctrl-C
   // drops the typed text; two in a row without text end the input. The prompt is ASCII.
   std::optional<std::string> Next(const std::string& prompt) override;
+  bool reading() const override { return reading_; }
   bool interrupted() const override { return interrupts_ > 1; }
 
   // Resized draws the typed text for the terminal's new size; Restore gives the terminal its
@@ -59,7 +60,7 @@ class LineEditor final : public Input {
   const bool colored_;
   termios before_ = {};
   int wake_fd_;
-  std::atomic<bool> resized_ = false;
+  std::atomic<bool> resized_ = false, reading_ = false;
   editline* edit_;
   struct history* history_;
   std::string prompt_;

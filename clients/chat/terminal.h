@@ -29,6 +29,8 @@ class Input {
 
   // Returns the next turn without its final newline; nullopt at the end of input.
   virtual std::optional<std::string> Next(const std::string& prompt) = 0;
+  // Whether Ctrl-C is a key now, if it ever is. Until then it is a signal. Any thread.
+  virtual bool reading() const { return true; }
   // True if Ctrl-C ended the input.
   virtual bool interrupted() const { return false; }
 };

@@ -54,6 +54,9 @@ class SessionFolder final : public store::ThreadedStore {
   void Decline(const std::string& id) override { ownership_->Decline(id); }
   void Quarantine(const std::string& id) override { ownership_->Quarantine(id); }
   size_t owned() const override { return ownership_->owned(); }
+  // A lock is held until this process ends.
+  bool sure_of_ownership() const override { return true; }
+  void ConfirmOwnership(Done done) override { done(absl::OkStatus()); }
 
   void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
               MakeSnapshot snapshot, Done done) override;

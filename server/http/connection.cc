@@ -206,6 +206,15 @@ class ClientStream {
   std::optional<asio::ssl::stream<Tcp::socket&>> tls_;
 };
 
+// Returns the longest time to the next part of a body. end: when all of it must be there. A client
+// that sends none of it holds a server that ends for a moment only.
+absl::Duration BodyPatience(const ConnectionHost& host, asio::steady_timer::time_point end) {
+  const HttpOptions& options = host.options;
+  absl::Duration patience = absl::FromChrono(end - asio::steady_timer::clock_type::now());
+  patience = std::min(patience, options.progress_timeout);
+  return host.ending ? std::min(patience, options.ending_progress_timeout) : patience;
+}
+
 // A request from the end of its header on, until its answer is sent.
 class OpenRequest {
  public:
@@ -280,7 +289,8 @@ class HttpConnection final : public Exchange, public Connection {
 
   void Close(bool if_idle) override {
     PostToStrand([this, if_idle] {
-      if (!if_idle || !open_) End();
+      if (!if_idle || !open_) return End();
+      if (parser_ && host_.ending) Deadline(BodyPatience(host_, body_end_));
     });
   }
 
@@ -384,11 +394,7 @@ class HttpConnection final : public Exchange, public Connection {
         request_.body = std::move(parser_->get().body());
         return Handle();
       }
-      if (progressed) {
-        const auto now = asio::steady_timer::clock_type::now();
-        const absl::Duration left = absl::FromChrono(body_end_ - now);
-        Deadline(std::min(host_.options.progress_timeout, left));
-      }
+      if (progressed) Deadline(BodyPatience(host_, body_end_));
       const ErrorCode error = Parse(buffer_, *parser_);
       // Bytes of the body leave the buffer as they come; the size of a chunk with its extensions,
       // or the trailer, stays there until it is whole.

@@ -130,6 +130,8 @@ struct HttpOptions {
   absl::Duration idle_timeout = absl::Seconds(75);  // between two requests of a connection
   // Between two parts of a body, and between two parts of an answer that the client takes.
   absl::Duration progress_timeout = absl::Seconds(60);
+  // Likewise between two parts of a body, once HttpServer::EndConnections was called.
+  absl::Duration ending_progress_timeout = absl::Seconds(5);
   absl::Duration body_timeout = absl::Minutes(5);         // for a whole body
   absl::Duration quiet_time = absl::Seconds(15);          // Exchange::OnQuiet
   const TlsSource* tls = nullptr;                         // null: plain text

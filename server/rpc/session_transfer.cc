@@ -1,5 +1,6 @@
 // ExportSession and ImportSession: stream a session file in parts.
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -147,22 +148,31 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   void Start() {
     self_ = shared_from_this();
     absl::Status status = call_.record().Admit();
-    // Before any part: a client that sends none would keep a drain waiting.
+    // The engine refuses a session whose file is not all there when a drain begins. So the call
+    // does not wait for its next part, which may never come.
+    services_.OnDrain(this, [this] {
+      services_.blocking.Run(call_.record().client(),
+                             [self = shared_from_this()] { self->EndIfReading(); });
+    });
     if (status.ok()) status = services_.AdmitWork();
     if (!status.ok()) return End(status);
     Work([this] {
       call_.record().SetCaller(options_);
       options_.cancel = call_.record().cancel();
       if (absl::Status status = ParseSessionKey(call_, options_); !status.ok()) return End(status);
-      StartRead(&part_);
+      Read();
     });
   }
 
   void OnReadDone(bool ok) override {
+    if (!reading_.exchange(false)) return;  // a drain has ended the call
     Work([this, ok] { ok ? Add() : Import(); });
   }
   void OnCancel() override { call_.record().cancel()->Cancel(); }
-  void OnDone() override { self_.reset(); }
+  void OnDone() override {
+    services_.OnDrain(this, nullptr);
+    self_.reset();
+  }
 
  private:
   template <class Function>
@@ -175,6 +185,15 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         });
   }
   void End(const absl::Status& status) { Finish(call_.End(status)); }
+  void Read() {
+    reading_ = true;
+    StartRead(&part_);
+    // A drain that has begun meanwhile may have found the call at work.
+    if (services_.draining()) EndIfReading();
+  }
+  void EndIfReading() {
+    if (reading_.exchange(false)) End(services_.CheckServing());
+  }
 
   absl::Status CheckHead(const engine::SessionImage& head) {
     RETURN_IF_ERROR(services_.engine.sessions().CheckImport(head));
@@ -193,7 +212,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     if (status.ok()) status = reader_.Add(message.data());
     if (!status.ok()) return End(status);
     part_.Clear();
-    StartRead(&part_);
+    Read();
   }
 
   void Import() {
@@ -227,7 +246,8 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   engine::SessionReader reader_;
   engine::SessionOptions options_;
   grpc::ByteBuffer part_;
-  std::shared_ptr<ImportCall> self_;  // until OnDone
+  std::atomic<bool> reading_ = false;  // whoever sets it to false goes on with the call
+  std::shared_ptr<ImportCall> self_;   // until OnDone
 };
 
 }  // namespace

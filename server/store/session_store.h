@@ -141,8 +141,8 @@ class SessionStore {
   // False if the sessions that this server owned may be another's meanwhile, because the store was
   // not heard of for too long. Then ConfirmOwnership asks the store, and tells the listener which
   // ones are lost before it calls `done`. Unavailable if the store cannot be asked.
-  virtual bool sure_of_ownership() const { return true; }
-  virtual void ConfirmOwnership(Done done) { done(absl::OkStatus()); }
+  virtual bool sure_of_ownership() const = 0;
+  virtual void ConfirmOwnership(Done done) = 0;
 
   // --- Sessions. Methods with an id or a head need a session that this server owns: they change
   // nothing and return Aborted if another server may own it. They return Unknown if one owns it now

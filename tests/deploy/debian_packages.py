@@ -94,9 +94,8 @@ class Root:
     def start_server(self):
         """Starts the unit's command; returns the process and its address."""
         unit = self.read("/usr/lib/systemd/system/ovq-server.service")
-        (check_command,) = re.findall(r"^ExecStartPre=(.*)$", unit, re.MULTILINE)
-        self.do(*check_command.split())
         (command,) = re.findall(r"^ExecStart=(.*)$", unit, re.MULTILINE)
+        self.do(*command.split(), "--check-config")
         user = ["--userspec=ovq-server:ovq-server"]
         process = subprocess.Popen(["chroot", *user, self.folder, *command.split(), "--listen",
                                     "127.0.0.1:0", "--metrics-address", "", "--state-memory", "256M"],

@@ -41,6 +41,12 @@ class Systemd(unittest.TestCase):
         drain = conf(read("deploy", "systemd", "ovq-server.conf"))["drain-timeout"]
         self.assertGreaterEqual(seconds(self.unit["TimeoutStopSec"]), seconds(drain) + 5)
 
+    def test_invalid_options_are_not_tried_again(self):
+        # The status that prevents a restart is that of the main process alone.
+        self.assertEqual(self.unit["RestartPreventExitStatus"], "2")
+        self.assertEqual([name for name in self.unit if name.startswith("Exec")],
+                         ["ExecStart", "ExecReload"])
+
     @unittest.skipIf(shutil.which("systemd-analyze") is None, "no systemd-analyze here")
     def test_systemd_accepts_it(self):
         with tempfile.TemporaryDirectory() as folder:

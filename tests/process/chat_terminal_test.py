@@ -5,8 +5,11 @@ usage: chat_terminal_test.py --build BUILD_FOLDER [unittest arguments]
 
 import argparse
 import os
+import pty
 import re
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -229,6 +232,35 @@ class Person(WithServer):
         terminal.wait_for(r"\[Ctrl-C once more.*\n(.*\n)?>")
         terminal.type("", "C-c")
         terminal.wait_for(r"exit status 130")
+
+    def test_an_interrupt_just_behind_an_answer_is_for_that_answer(self):
+        pid, terminal = pty.fork()
+        if pid == 0:
+            os.execve(CHAT, [CHAT, "--server", self.server.address, "--logprobs", "--history", ""],
+                      {"TERM": "xterm", "HOME": self.folder})
+        self.addCleanup(os.close, terminal)
+
+        def read_until(text):
+            got = b""
+            while text not in got:
+                self.assertTrue(select.select([terminal], [], [], 20)[0], got)
+                got = got[-500:] + os.read(terminal, 1)
+
+        try:
+            read_until(b"> ")
+            os.write(terminal, b"long\r")
+            # The list comes behind the answer, and does not fit into a terminal that is not read.
+            read_until(b"-0.250000")
+            os.write(terminal, b"\x03")
+            time.sleep(0.5)
+            read_until(b"stop]")
+            read_until(b"> ")
+            os.write(terminal, b"abc\r")
+            read_until(b"stop]")
+            self.assertEqual(self.questions(), ["long", "abc"])
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
 
     def test_resize_and_a_terminal_that_is_as_it_was(self):
         terminal = self.chat()

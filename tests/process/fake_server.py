@@ -275,7 +275,7 @@ class FakeServer:
                 yield response(chunk=pb.TokenChunk(text=".", token_ids=[46]))
                 time.sleep(0.01)
         else:
-            answer = f"{session.position}:{text[-8:]}"
+            answer = "x" * 5000 if text == "long" else f"{session.position}:{text[-8:]}"
             if request.stop.HasField("max_tokens") and len(answer) > request.stop.max_tokens:
                 answer = answer[: request.stop.max_tokens]
                 reason = pb.FINISH_REASON_LENGTH

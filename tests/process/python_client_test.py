@@ -11,6 +11,7 @@ import tempfile
 import time
 import typing
 import unittest
+import uuid
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 
@@ -151,6 +152,16 @@ class PythonClient(WithServer):
         ):
             built = parse_answer(typing.Union[kinds], text)
             self.assertEqual((type(built), built), (type(value), value))
+
+    def test_an_answer_of_no_such_value_is_a_value_error(self):
+        for kind, text in (
+            (Member, "{}"), (Member, '{"age": 1, "name": "x"}'), (Member, '{"age": true}'),
+            (datetime.date, "5"), (datetime.datetime, "null"), (uuid.UUID, "[]"), (float, "1" * 400),
+            (Color, "3"), (enum.Enum("Bit", {"ONE": 1}), "true"), (typing.Literal[1], "true"),
+            (typing.Union[int, Member], "{}"), (int, "{"),
+        ):
+            with self.assertRaises(ValueError, msg=(kind, text)):
+                parse_answer(kind, text)
 
     def test_classes_of_one_name_have_schemas_of_their_own(self):
         def item(kind):

@@ -34,7 +34,9 @@ inline ServerUsage ToUsage(const v1::Usage& from) {
           .decode_s = clients::Seconds(from.decode_time())};
 }
 
-// Thread-safe. All calls must have ended before it is destroyed.
+// Thread-safe. All calls must have ended before it is destroyed. A context shares its channel, and
+// a channel whose last owner is on a thread of gRPC's frees that thread's queue under it. So a call
+// has no context any more when `done` is called, which may end the program.
 class GrpcCalls {
  public:
   // Reads the credential files. InvalidArgument names the flag. `options` must outlive the object.
@@ -117,18 +119,20 @@ class GrpcCalls {
                     const Request& request, absl::Duration timeout, const std::string& session_key,
                     Done done, Get get) {
     struct Call {
-      grpc::ClientContext context;
+      std::unique_ptr<grpc::ClientContext> context = std::make_unique<grpc::ClientContext>();
       Request request;
       Response response;
     };
     auto call = std::make_shared<Call>();
     call->request = request;
-    Prepare(call->context, timeout, session_key);
+    grpc::ClientContext* const context = call->context.get();
+    Prepare(*context, timeout, session_key);
     // Sessions are deleted also after cancel_all.
-    if (!std::is_same_v<Request, v1::DeleteSessionRequest>) Enter(&call->context);
+    if (!std::is_same_v<Request, v1::DeleteSessionRequest>) Enter(context);
     (Next().sessions->async()->*method)(
-        &call->context, &call->request, &call->response, [=, this](const grpc::Status& status) {
-          Leave(&call->context);
+        context, &call->request, &call->response, [=, this](const grpc::Status& status) {
+          Leave(context);
+          call->context.reset();
           status.ok() ? done(get(call->response)) : done(clients::ToStatus(status));
         });
   }
@@ -190,8 +194,10 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
     outcome_.status = clients::ToStatus(status);
     if (status.ok()) outcome_.status = CheckWhole();
     if (!outcome_.status.ok()) outcome_.usage = {};
-    done_(std::move(outcome_));
+    const auto done = std::move(done_);
+    Outcome outcome = std::move(outcome_);
     delete this;
+    done(std::move(outcome));
   }
 
  private:
@@ -208,7 +214,7 @@ class GrpcCalls::GenerateCall final : public grpc::ClientReadReactor<v1::Generat
   }
 
   GrpcCalls& calls_;
-  const std::function<void(Outcome)> done_;
+  std::function<void(Outcome)> done_;
   grpc::ClientContext context_;
   v1::GenerateRequest request_;
   v1::GenerateResponse response_;

@@ -137,17 +137,24 @@ def _schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
 
 def _object_schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
     hints = typing.get_type_hints(of)
-    missing = dataclasses.MISSING
-    fields = [field for field in dataclasses.fields(of) if field.init]
+    names, required = _field_names(of)
     return {
         "type": "object",
-        "properties": {field.name: _schema(hints[field.name], definitions) for field in fields},
-        "required": [
-            field.name for field in fields
-            if field.default is missing and field.default_factory is missing
-        ],
+        "properties": {name: _schema(hints[name], definitions) for name in names},
+        "required": required,
         "additionalProperties": False,
     }
+
+
+def _field_names(of: Any) -> tuple[list[str], list[str]]:
+    """Returns the names of a dataclass's arguments, and of those without a default."""
+    missing = dataclasses.MISSING
+    fields = [field for field in dataclasses.fields(of) if field.init]
+    required = [
+        field.name for field in fields
+        if field.default is missing and field.default_factory is missing
+    ]
+    return [field.name for field in fields], required
 
 
 def _generic_schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
@@ -173,7 +180,7 @@ def _generic_schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
 
 def parse_answer(constraint: Constraint, text: str) -> Any:
     """Returns the text as what the constraint asks for: an instance of a type, a JSON value, or, of
-    Regex, Choice and Grammar, the text itself."""
+    Regex, Choice and Grammar, the text itself. ValueError: the text is no such value's JSON."""
     if isinstance(constraint, (Regex, Choice, Grammar)):
         return text
     if hasattr(constraint, "model_validate_json"):  # pydantic's
@@ -189,23 +196,36 @@ def _built(of: Any, value: Any) -> Any:
     if of is Any:
         return value
     if of is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError("expected float, got a larger number") from None
     if of in _SCALARS:
         if type(value) is not of:
             raise ValueError(f"expected {of.__name__}, got {value!r}")
         return value
     if of in _FORMATS:
+        if not isinstance(value, str):
+            raise ValueError(f"expected {of.__name__}, got {value!r}")
         if of is uuid.UUID:
             return uuid.UUID(value)
         return of.fromisoformat(value.replace("Z", "+00:00").replace("z", "+00:00"))
     if isinstance(of, type) and issubclass(of, enum.Enum):
-        return of(value)
+        member = of(value)
+        if isinstance(value, bool) != isinstance(member.value, bool):  # to Python True is 1
+            raise ValueError(f"{value!r} is not a valid {of.__name__}")
+        return member
     if dataclasses.is_dataclass(of):
-        if not isinstance(value, dict):
-            raise ValueError(f"expected the fields of {of.__name__}, got {value!r}")
-        hints = typing.get_type_hints(of)
-        return of(**{key: _built(hints[key], item) for key, item in value.items()})
+        return _built_object(of, value)
     return _built_generic(of, value)
+
+
+def _built_object(of: Any, value: Any) -> Any:
+    names, required = _field_names(of)
+    if not isinstance(value, dict) or not set(required) <= value.keys() <= set(names):
+        raise ValueError(f"expected the fields of {of.__name__}, got {value!r}")
+    hints = typing.get_type_hints(of)
+    return of(**{key: _built(hints[key], item) for key, item in value.items()})
 
 
 def _built_generic(of: Any, value: Any) -> Any:
@@ -218,7 +238,7 @@ def _built_generic(of: Any, value: Any) -> Any:
                 continue
         raise ValueError(f"expected one of {args}, got {value!r}")
     if origin is typing.Literal:
-        if value not in args:
+        if not any(arg == value and isinstance(arg, bool) == isinstance(value, bool) for arg in args):
             raise ValueError(f"expected one of {args}, got {value!r}")
         return value
     expected = dict if origin is dict else list

@@ -26,6 +26,8 @@ class DelegatingStore : public store::SessionStore {
   void Decline(const std::string& id) override { store_->Decline(id); }
   void Quarantine(const std::string& id) override { store_->Quarantine(id); }
   size_t owned() const override { return store_->owned(); }
+  bool sure_of_ownership() const override { return store_->sure_of_ownership(); }
+  void ConfirmOwnership(Done done) override { store_->ConfirmOwnership(std::move(done)); }
   void Create(store::JournalHead head, std::vector<store::JournalEntry> entries,
               MakeSnapshot snapshot, Done done) override {
     store_->Create(std::move(head), std::move(entries), std::move(snapshot), std::move(done));

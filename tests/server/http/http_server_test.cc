@@ -49,5 +49,43 @@ TEST(HttpServer, AnAnswerThatIsNotReadHoldsNoSourceButADrain) {
   EXPECT_LT(absl::Now(), end);
 }
 
+// Waits until the server has a request whose answer is not sent.
+void AwaitRequest(HttpServer& server) {
+  absl::Time soon;
+  do {
+    soon = absl::Now() + absl::Milliseconds(5);
+    server.AwaitAnswers(soon);
+  } while (absl::Now() < soon);
+}
+
+TEST(HttpServer, ABodyThatDoesNotComeHoldsADrainForAMoment) {
+  const HttpOptions options = {.address = "127.0.0.1:0",
+                               .ending_progress_timeout = absl::Milliseconds(50),
+                               .memory = std::make_shared<ByteBudget>(size_t{1} << 20)};
+  const auto server = HttpServer::Start(options, {}, [](const std::shared_ptr<Exchange>&) {
+    ADD_FAILURE() << "the request is not all there";
+  });
+  ASSERT_TRUE(server.ok()) << server.status();
+  namespace asio = boost::asio;
+  asio::io_context io;
+  asio::ip::tcp::socket before(io), meanwhile(io);
+  const auto begin = [&server](asio::ip::tcp::socket& socket) {
+    socket.connect({asio::ip::make_address("127.0.0.1"), static_cast<uint16_t>((*server)->port())});
+    asio::write(socket, asio::buffer(std::string(
+                            "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 15\r\n\r\n{\"pro")));
+  };
+  begin(before);
+  AwaitRequest(**server);
+  const absl::Time end = absl::Now() + absl::Seconds(10);
+  (*server)->EndConnections();
+  (*server)->AwaitAnswers(end);
+  EXPECT_LT(absl::Now(), end);
+  // Likewise for a connection that is accepted while the server ends.
+  begin(meanwhile);
+  AwaitRequest(**server);
+  (*server)->AwaitAnswers(end);
+  EXPECT_LT(absl::Now(), end);
+}
+
 }  // namespace
 }  // namespace ovq::server::test

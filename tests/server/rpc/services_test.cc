@@ -483,6 +483,29 @@ TEST(Server, DrainRefusesNewWorkAndEndsIdleChats) {
   EXPECT_EQ(running.tokens.size(), 50u);
 }
 
+TEST(Server, ADrainEndsImportsWhoseFilesAreStillComing) {
+  TestServer server({.log = {.format = LogFormat::kJson, .level = LogLevel::kDebug}});
+  const auto patience = std::chrono::system_clock::now() + std::chrono::seconds(10);
+  grpc::ClientContext silent_context, halved_context;
+  silent_context.set_deadline(patience);
+  halved_context.set_deadline(patience);
+  v1::Session made;
+  const auto silent = server.sessions().ImportSession(&silent_context, &made);
+  const auto halved = server.sessions().ImportSession(&halved_context, &made);
+  v1::SessionBytes part;
+  part.set_data("OVQ");
+  ASSERT_TRUE(halved->Write(part));
+  const auto begun = [&server] {
+    const std::string log = server.LogText();
+    const size_t first = log.find("call began");
+    return first != std::string::npos && log.find("call began", first + 1) != std::string::npos;
+  };
+  while (!begun()) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  server.services().Drain();
+  EXPECT_THAT(silent->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
+  EXPECT_THAT(halved->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
+}
+
 TEST(Server, StreamsThatBeginInADrainEndWithoutAMessage) {
   TestServer server;
   server.services().Drain();
