@@ -68,8 +68,8 @@ int32_t ArgMax(std::span<const float> logits) {
     if (logits[i] > lanes[0]) lanes[0] = logits[i];
   }
   const float best = *std::max_element(lanes, lanes + kLanes);
-  const auto first = std::find(logits.begin(), logits.end(), best);
-  return first == logits.end() ? 0 : static_cast<int32_t>(first - logits.begin());
+  if (best == kMinusInfinity) return 0;  // the first of these may stand behind NaN
+  return static_cast<int32_t>(std::find(logits.begin(), logits.end(), best) - logits.begin());
 }
 
 constexpr int64_t kSumWork = 8;  // cost of one exponential in multiply-adds, roughly

@@ -29,6 +29,7 @@ std::string AfterMarker(const CallSyntax& calls) {
 AnswerParser::AnswerParser(const AnswerSyntax& syntax, ParserOptions options)
     : syntax_(syntax),
       looks_for_calls_(options.tools && syntax.calls.form != CallForm::kNone),
+      calls_in_code_(options.calls_in_code),
       schemas_(options.schemas ? std::move(options.schemas)
                                : std::make_shared<nlohmann::json>(nlohmann::json::object())),
       strict_(std::move(options.strict)),
@@ -133,13 +134,14 @@ bool AnswerParser::StepReasoning(std::vector<AnswerPart>& out) {
 
 bool AnswerParser::StepContent(std::vector<AnswerPart>& out) {
   bool may = false;
+  const bool may_call = looks_for_calls_ && (fence_ == 0 || calls_in_code_);
+  if (may_call && Consume(syntax_.calls.marker, may)) {
+    read_ = space_ + syntax_.calls.marker;
+    space_.clear();
+    BeginCalls();
+    return true;
+  }
   if (fence_ == 0) {
-    if (looks_for_calls_ && Consume(syntax_.calls.marker, may)) {
-      read_ = space_ + syntax_.calls.marker;
-      space_.clear();
-      BeginCalls();
-      return true;
-    }
     if (Consume(syntax_.content_begin, may) || Consume(syntax_.content_end, may)) return true;
     if (!given_ && Consume(syntax_.think_begin, may)) {
       state_ = State::kReasoning;

@@ -34,6 +34,8 @@ struct ParserOptions {
   std::shared_ptr<const nlohmann::json> schemas = nullptr;
   // Tools whose arguments surely follow their schemas, as a constraint keeps them.
   std::set<std::string> strict = {};
+  // The marker of calls begins one within a block of code, too, as a constraint has it.
+  bool calls_in_code = false;
 };
 
 // The parts of a text do not depend on how it is cut into pieces, apart from where the text of
@@ -82,7 +84,7 @@ class AnswerParser {
   void FollowCode(char c);
 
   const AnswerSyntax& syntax_;
-  const bool looks_for_calls_;
+  const bool looks_for_calls_, calls_in_code_;
   const std::shared_ptr<const nlohmann::json> schemas_;
   const std::set<std::string> strict_;
   State state_ = State::kStart;

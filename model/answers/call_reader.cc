@@ -25,7 +25,7 @@ std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-// Finds the end of a JSON value, or of one in Python's notation, by brackets and quotes.
+// Finds the end of a JSON value by brackets and quotes.
 class ValueEnd {
  public:
   // Whether the value ends before this character, which is then not part of it. first: of the
@@ -45,7 +45,7 @@ class ValueEnd {
         quote_ = 0;
         closed_ = depth_ == 0;
       }
-    } else if (c == '"' || (c == '\'' && python_)) {
+    } else if (c == '"') {
       quote_ = c;
     } else if (c == '{' || c == '[' || c == '(') {
       ++depth_;
@@ -57,13 +57,50 @@ class ValueEnd {
   bool closed() const { return closed_; }
   bool in_string() const { return quote_ != 0; }
 
-  explicit ValueEnd(bool python = false) : python_(python) {}
-
  private:
-  bool python_;
   int depth_ = 0;
   char quote_ = 0;  // the quotation mark of the string that the value is in
   bool escaped_ = false, begun_ = false, closed_ = false;
+};
+
+// Finds the end of an argument in Python's notation: a comma or a bracket that is no part of it.
+// Texts may stand one behind another, and between three quotation marks.
+class PythonValueEnd {
+ public:
+  bool EndsBefore(char c) const {
+    return depth_ == 0 && quote_ == 0 && (c == ',' || c == '}' || c == ']' || c == ')');
+  }
+  void Add(char c) {
+    const char empty = std::exchange(empty_, 0);
+    if (quote_ != 0) {
+      AddInText(c);
+    } else if (c == '"' || c == '\'') {
+      quote_ = c;
+      n_quotes_ = c == empty ? 3 : 1;
+      n_closing_ = 0;
+      is_empty_ = n_quotes_ == 1;
+    } else if (c == '{' || c == '[' || c == '(') {
+      ++depth_;
+    } else if (c == '}' || c == ']' || c == ')') {
+      --depth_;
+    }
+  }
+
+ private:
+  void AddInText(char c) {
+    const bool is_first = std::exchange(is_empty_, false);
+    n_closing_ = c == quote_ && !escaped_ ? n_closing_ + 1 : 0;
+    escaped_ = c == '\\' && !escaped_;
+    if (n_closing_ < n_quotes_) return;
+    empty_ = is_first ? c : 0;
+    quote_ = 0;
+  }
+
+  int depth_ = 0;
+  char quote_ = 0;                    // the quotation mark of the text that the value is in
+  int n_quotes_ = 1, n_closing_ = 0;  // marks that end the text, and those of them that were read
+  char empty_ = 0;                    // the mark of an empty text that was read just now
+  bool is_empty_ = false, escaped_ = false;
 };
 
 // {"name": NAME, "arguments": {...}}, keys in any order, other keys ignored.
@@ -445,19 +482,19 @@ class PythonCall final : public CallReader {
       if (c == ')' && key_.empty()) return Finish();
       if (c == '=' && !key_.empty()) {
         in_value_ = true;
-        value_ = ValueEnd(/*python=*/true);
+        value_ = PythonValueEnd();
         return Result::kMore;
       }
       if (InName(c)) key_ += c;
       return InName(c) || c == ',' || IsSpace(c) ? Result::kMore : Result::kWrong;
     }
-    if (!value_.begun() && IsSpace(c)) return Result::kMore;
-    if (!value_.EndsBefore(c)) {
+    if (text_.empty() && IsSpace(c)) return Result::kMore;
+    if (text_.empty() || !value_.EndsBefore(c)) {
       value_.Add(c);
       text_ += c;
       return Result::kMore;
     }
-    if (IsSpace(c)) return Result::kMore;
+    while (IsSpace(text_.back())) text_.pop_back();
     AddKey(key_, first_, arguments);
     first_ = in_value_ = false;
     key_.clear();
@@ -483,7 +520,7 @@ class PythonCall final : public CallReader {
 
   std::string key_, text_;
   bool in_value_ = false, first_ = true;
-  ValueEnd value_;
+  PythonValueEnd value_;
 };
 
 }  // namespace

@@ -1,13 +1,18 @@
 #include "model/answers/python_value.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string_view>
+#include <system_error>
 #include <utility>
+#include <vector>
 
+#include "absl/strings/ascii.h"
+#include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "model/answers/marker.h"
 
@@ -77,52 +82,242 @@ size_t AddEscape(std::string_view text, std::string& json) {
   return 1;
 }
 
-// A bracket that closes a list, a tuple or a dict; a comma may stand before it.
-void Close(char c, std::string& json) {
-  size_t end = json.size();
-  while (end > 0 && IsSpace(json[end - 1])) --end;
-  if (end > 0 && json[end - 1] == ',') json.resize(end - 1);
-  json += c == ')' ? ']' : c;
+// The prefix of a text literal: "r" keeps backslashes, "u" says nothing.
+bool IsTextPrefix(std::string_view word) {
+  return word == "r" || word == "R" || word == "u" || word == "U";
 }
+
+bool InWord(char c) {
+  return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
+}
+
+// The digits without the underscores between them; nothing if one stands elsewhere.
+std::optional<std::string> WithoutUnderscores(std::string_view word) {
+  std::string digits;
+  for (size_t i = 0; i < word.size(); ++i) {
+    if (word[i] != '_') {
+      digits += word[i];
+      continue;
+    }
+    const auto is_digit = [&](size_t at) {
+      return at < word.size() && absl::ascii_isxdigit(static_cast<unsigned char>(word[at]));
+    };
+    const bool follows_base = i == 2 && word[0] == '0' && absl::ascii_isalpha(word[1]);
+    if (!is_digit(i + 1) || !(follows_base || (i > 0 && is_digit(i - 1)))) return std::nullopt;
+  }
+  return digits;
+}
+
+// A number without its sign, as JSON writes it.
+std::optional<std::string> NumberAsJson(std::string_view word) {
+  std::optional<std::string> digits = WithoutUnderscores(word);
+  if (!digits) return std::nullopt;
+  constexpr std::pair<char, int> kBases[] = {{'x', 16}, {'o', 8}, {'b', 2}};
+  for (const auto& [letter, base] : kBases) {
+    if (digits->size() < 3 || (*digits)[0] != '0' || absl::ascii_tolower((*digits)[1]) != letter) {
+      continue;
+    }
+    uint64_t value = 0;
+    const char* const end = digits->data() + digits->size();
+    const auto [at, error] = std::from_chars(digits->data() + 2, end, value, base);
+    if (error != std::errc() || at != end) return std::nullopt;
+    return absl::StrCat(value);
+  }
+  // JSON has digits on both sides of a point, and no zero before others.
+  const size_t n_whole = std::min(digits->find_first_not_of("0123456789"), digits->size());
+  const bool is_whole = n_whole == digits->size();
+  const size_t n_zeros = std::min(digits->find_first_not_of('0'), n_whole);
+  if (is_whole && n_zeros > 0 && n_zeros < n_whole) return std::nullopt;
+  std::string number = digits->substr(n_zeros, n_whole - n_zeros);
+  if (number.empty()) {
+    if (n_whole == 0 && (is_whole || (*digits)[0] != '.')) return std::nullopt;
+    number = "0";
+  }
+  absl::StrAppend(&number, digits->substr(n_whole));
+  const size_t point = number.find('.');
+  const bool has_digit = point + 1 < number.size() &&
+                         absl::ascii_isdigit(static_cast<unsigned char>(number[point + 1]));
+  if (point != std::string::npos && !has_digit) {
+    if (n_whole == 0) return std::nullopt;
+    number.insert(point + 1, 1, '0');
+  }
+  return nlohmann::json::accept(number) ? std::optional(number) : std::nullopt;
+}
+
+// Reads a literal token by token, and writes it as JSON, with the white space of the literal.
+class PythonReader {
+ public:
+  explicit PythonReader(std::string_view text) : text_(text) {}
+
+  // Nothing where the text is no literal that JSON can write.
+  std::optional<std::string> Read() {
+    while (at_ < text_.size()) {
+      if (!ReadToken(text_[at_])) return std::nullopt;
+    }
+    if (!open_.empty() || !nlohmann::json::accept(json_)) return std::nullopt;
+    return json_;
+  }
+
+ private:
+  enum class Last : uint8_t { kOther, kSign, kValue, kText };
+  struct Open {
+    char bracket;
+    size_t at;  // of its bracket in json_
+    bool has_comma = false;
+  };
+
+  bool ReadToken(char c) {
+    if (IsSpace(c)) {
+      json_ += c;
+      ++at_;
+      return true;
+    }
+    if (c == '"' || c == '\'') return ReadText(/*raw=*/false);
+    if (InWord(c) || c == '-' || c == '+') return ReadWord(c);
+    if (last_ == Last::kSign) return false;
+    ++at_;
+    if (c == '(' || c == '[' || c == '{') {
+      if (ends_value()) return false;  // a call or an index
+      open_.push_back({c, json_.size()});
+      json_ += c == '(' ? '[' : c;
+      last_ = Last::kOther;
+      return true;
+    }
+    if (c == ')' || c == ']' || c == '}') return Close(c);
+    if (open_.empty() || (c != ',' && c != ':')) return false;
+    if (c == ',') open_.back().has_comma = true;
+    if (c == ':' && last_ == Last::kValue) QuoteKey();
+    json_ += c;
+    last_ = Last::kOther;
+    return true;
+  }
+
+  bool ends_value() const { return last_ == Last::kValue || last_ == Last::kText; }
+
+  size_t EndWithoutSpace() const {
+    size_t end = json_.size();
+    while (end > 0 && IsSpace(json_[end - 1])) --end;
+    return end;
+  }
+
+  // A comma may stand before the bracket. Parentheses around one value and no comma are none.
+  bool Close(char c) {
+    if (open_.empty()) return false;
+    const Open open = open_.back();
+    open_.pop_back();
+    if ((open.bracket == '(') != (c == ')')) return false;
+    const size_t end = EndWithoutSpace();
+    if (c == ')' && !open.has_comma && end > open.at + 1) {
+      json_[open.at] = ' ';  // the value keeps its kind: a text may join the next one
+      return true;
+    }
+    if (json_[end - 1] == ',') json_.resize(end - 1);
+    json_ += c == ')' ? ']' : c;
+    last_ = Last::kValue;
+    value_at_ = std::string::npos;
+    return true;
+  }
+
+  // A key of JSON is a text.
+  void QuoteKey() {
+    if (open_.back().bracket != '{' || value_at_ == std::string::npos) return;
+    json_.insert(EndWithoutSpace(), 1, '"');
+    json_.insert(value_at_, 1, '"');
+  }
+
+  bool ReadWord(char c) {
+    if (c == '-' || c == '+') {
+      if (ends_value() || last_ == Last::kSign) return false;
+      is_negative_ = c == '-';
+      last_ = Last::kSign;
+      while (++at_ < text_.size() && IsSpace(text_[at_])) continue;
+      return at_ < text_.size();
+    }
+    size_t end = at_;
+    while (end < text_.size() && InWord(text_[end])) ++end;
+    const bool has_exponent = absl::ascii_isdigit(static_cast<unsigned char>(c)) || c == '.';
+    const bool is_hex = text_.substr(at_).starts_with("0x") || text_.substr(at_).starts_with("0X");
+    const bool has_sign = end < text_.size() && (text_[end] == '-' || text_[end] == '+');
+    if (has_exponent && !is_hex && has_sign && absl::ascii_tolower(text_[end - 1]) == 'e') {
+      while (++end < text_.size() && InWord(text_[end])) continue;
+    }
+    const std::string_view word = text_.substr(at_, end - at_);
+    const bool is_prefix = end < text_.size() && (text_[end] == '"' || text_[end] == '\'');
+    if (is_prefix) {
+      at_ = end;
+      return IsTextPrefix(word) && ReadText(/*raw=*/absl::ascii_tolower(word[0]) == 'r');
+    }
+    at_ = end;
+    return !ends_value() && AddScalar(word);
+  }
+
+  bool AddScalar(std::string_view word) {
+    constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+        {"True", "true"}, {"False", "false"}, {"None", "null"},
+        {"true", "true"}, {"false", "false"}, {"null", "null"}};
+    const auto* named =
+        std::ranges::find(kWords, word, &std::pair<std::string_view, std::string_view>::first);
+    const bool is_signed = last_ == Last::kSign;
+    value_at_ = json_.size();
+    last_ = Last::kValue;
+    if (named != std::end(kWords)) {
+      json_ += named->second;
+      return !is_signed;
+    }
+    const std::optional<std::string> number = NumberAsJson(word);
+    if (!number) return false;
+    if (is_signed && is_negative_) json_ += '-';
+    json_ += *number;
+    return true;
+  }
+
+  // A text, joined to the one before it where there is nothing but white space between them.
+  bool ReadText(bool raw) {
+    if (last_ == Last::kValue || last_ == Last::kSign) return false;
+    if (last_ == Last::kText) {
+      json_.resize(EndWithoutSpace() - 1);
+    } else {
+      json_ += '"';
+    }
+    last_ = Last::kText;
+    const char quote = text_[at_];
+    const std::string three(3, quote);
+    const std::string end = text_.substr(at_).starts_with(three) ? three : std::string(1, quote);
+    at_ += end.size();
+    while (at_ < text_.size()) {
+      if (text_.substr(at_).starts_with(end)) {
+        at_ += end.size();
+        json_ += '"';
+        return true;
+      }
+      const char c = text_[at_++];
+      if (c != '\\' || at_ == text_.size()) {
+        AddPlain(c, json_);
+      } else if (raw) {
+        AddPlain(c, json_);
+        AddPlain(text_[at_++], json_);
+      } else {
+        at_ += AddEscape(text_.substr(at_), json_);
+      }
+    }
+    return false;
+  }
+
+  const std::string_view text_;
+  size_t at_ = 0;
+  std::string json_;
+  std::vector<Open> open_;
+  Last last_ = Last::kOther;
+  bool is_negative_ = false;             // the sign that was read last
+  size_t value_at_ = std::string::npos;  // where json_ has the last number or word
+};
 
 }  // namespace
 
 std::string FromPython(const std::string& text) {
   using Json = nlohmann::json;
   if (Json::accept(text)) return text;
-  std::string json;
-  char quote = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (quote != 0) {
-      if (c == '\\' && i + 1 < text.size()) {
-        i += AddEscape(std::string_view(text).substr(i + 1), json);
-      } else if (c == quote) {
-        json += '"';
-        quote = 0;
-      } else {
-        AddPlain(c, json);
-      }
-    } else if (c == '"' || c == '\'') {
-      quote = c;
-      json += '"';
-    } else if (c == ')' || c == ']' || c == '}') {
-      Close(c, json);
-    } else {
-      constexpr std::pair<std::string_view, std::string_view> kWords[] = {
-          {"True", "true"}, {"False", "false"}, {"None", "null"}};
-      const auto* word = std::ranges::find_if(kWords, [&](const auto& pair) {
-        return std::string_view(text).substr(i).starts_with(pair.first);
-      });
-      if (word == std::end(kWords)) {
-        json += c == '(' ? '[' : c;
-      } else {
-        json += word->second;
-        i += word->first.size() - 1;
-      }
-    }
-  }
-  if (Json::accept(json)) return json;
+  if (std::optional<std::string> json = PythonReader(text).Read()) return *std::move(json);
   return Json(text).dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 

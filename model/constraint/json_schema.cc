@@ -9,6 +9,7 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 #include "base/json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -32,6 +33,14 @@ constexpr char kCharacter[] =
     "([^\"\\\\\\x00-\\x1f]|\\\\([\"\\\\/"
     "bfnrt]|u([0-9a-cefA-CEF][0-9a-fA-F]{3}|[dD][0-7][0-9a-fA-F]{2}"
     "|[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2})))";
+
+// A listed value as an answer writes it. An integer has neither point nor exponent, however the
+// schema writes it.
+std::string ListedText(const Json& value, const NumberBounds& number) {
+  if (!number.is_integer || !value.is_number_float()) return value.dump();
+  const auto integer = value.get<double>();
+  return integer == 0 ? "0" : absl::StrFormat("%.0f", integer);
+}
 
 class SchemaCompiler {
  public:
@@ -234,7 +243,7 @@ absl::StatusOr<Node> SchemaCompiler::Listed(const Shape& shape) {
       options.push_back(Composite(*value));
       RETURN_IF_ERROR(CheckSize());
     } else {
-      scalars.push_back(value->dump());
+      scalars.push_back(ListedText(*value, shape.number));
     }
   }
   if (!scalars.empty()) {

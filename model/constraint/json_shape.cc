@@ -1,6 +1,10 @@
 #include "model/constraint/json_shape.h"
 
 #include <algorithm>
+#include <map>
+#include <string_view>
+
+#include "absl/strings/str_cat.h"
 
 namespace ovq::constraint {
 
@@ -21,8 +25,29 @@ Types TypeBit(const Json& value) {
   }
 }
 
+std::string EqualityKey(const Json& value) {
+  if (value.is_number()) {
+    // Not as the parser compares numbers: to it -1 is 2^64 - 1, and 2^53 + 1 is 2^53 as a double.
+    const std::optional<Decimal> number = ParseDecimal(value.dump());
+    if (!number) return value.dump();
+    return absl::StrCat(number->is_negative ? "-" : "", number->whole, ".", number->fraction);
+  }
+  if (!value.is_structured()) return value.dump();
+  std::string key = value.is_object() ? "{" : "[";
+  if (value.is_object()) {
+    std::map<std::string_view, const Json*> members;
+    for (const auto& [name, member] : value.items()) members[name] = &member;
+    for (const auto& [name, member] : members) {
+      absl::StrAppend(&key, Json(name).dump(), ":", EqualityKey(*member), ",");
+    }
+  } else {
+    for (const Json& item : value) absl::StrAppend(&key, EqualityKey(item), ",");
+  }
+  return key + (value.is_object() ? '}' : ']');
+}
+
 ListedValues::ListedValues(std::vector<const Json*> values) : list(std::move(values)) {
-  for (const Json* value : list) sorted.emplace(*value);
+  for (const Json* value : list) keys.insert(EqualityKey(*value));
 }
 
 size_t Shape::n_prefix() const {

@@ -41,12 +41,15 @@ struct ArrayPart {
   std::optional<SchemaId> rest = {};
 };
 
+// A text that is the same for equal values, and for no others: 1 is 1.0, and keys have no order.
+std::string EqualityKey(const Json& value);
+
 struct ListedValues {
   std::vector<const Json*> list = {};
-  std::set<nlohmann::json> sorted = {};  // the same; equality there ignores the order of keys
+  std::set<std::string> keys = {};  // of all in `list`
 
   explicit ListedValues(std::vector<const Json*> values);
-  bool Has(const Json& value) const { return sorted.contains(nlohmann::json(value)); }
+  bool Has(const Json& value) const { return keys.contains(EqualityKey(value)); }
 };
 
 // A conjunction. Bounds of a type that `types` does not have mean nothing.

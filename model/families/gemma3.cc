@@ -31,7 +31,8 @@ void RefuseOtherThanGemma3(const ConfigFile& config_file, kernels::AttrReader& f
   if (!ropes.contains("full_attention") || !ropes.contains("sliding_attention")) {
     file.Fail("rope_parameters", "expected objects full_attention and sliding_attention");
   }
-  if (config_file.at("rope_scaling").is_object()) {
+  if (const nlohmann::json older = config_file.at("rope_scaling");
+      older.is_object() && !older.empty()) {
     file.Fail("rope_scaling", "expected none beside rope_parameters");
   }
 }

@@ -69,7 +69,7 @@ std::shared_ptr<kernels::LayerConfig<kernels::GatedDeltaNetConfig>> HubReader::G
 
 HubReader::RopeObject HubReader::Rope(const HubRope& fields) const {
   const Json older = all_.at("rope_scaling");
-  if (fields.has_older && older.is_object()) return {older, "rope_scaling."};
+  if (fields.has_older && older.is_object() && !older.empty()) return {older, "rope_scaling."};
   const Json newer = all_.at("rope_parameters");
   if (!newer.is_object()) return {};
   if (fields.layer_type.empty()) return {newer, "rope_parameters."};

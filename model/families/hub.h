@@ -36,8 +36,8 @@ struct HubRope {
   double theta = 10000;                         // default of the base
   std::string_view theta_field = "rope_theta";  // of the base at the top level
   std::span<const RopeType> types = kPlainRope;
-  // The objects rope_parameters and, with has_older, rope_scaling hold; a layer type's own object
-  // inside of rope_parameters.
+  // The objects rope_parameters and, with has_older, rope_scaling hold, of which an empty one says
+  // nothing; a layer type's own object inside of rope_parameters.
   std::string_view layer_type = {};
   bool has_older = true;
   RopeLengths lengths = {};  // defaults

@@ -79,6 +79,7 @@ absl::StatusOr<std::optional<FramedForm>> FrameAnswer(const answers::AnswerSynta
                       /*marked=*/behind_text, framed.sources));
     if (behind_text) {
       calls = AnswerForm::Sequence({AnswerForm::Through(syntax.calls.marker), std::move(calls)});
+      framed.calls_in_code = true;
     }
     bodies.push_back(std::move(calls));
   }

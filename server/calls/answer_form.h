@@ -17,6 +17,7 @@ namespace ovq::server {
 struct FramedForm {
   engine::AnswerForm form;
   std::vector<PlacedSource> sources;  // those in it that callers gave
+  bool calls_in_code = false;         // ParserOptions::calls_in_code of its answers
 };
 
 // The form of an answer to a conversation of which the prompt has written `begun` already; nothing

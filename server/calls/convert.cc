@@ -242,6 +242,7 @@ absl::Status SetGeneration(const Message& from, const PromptPlace& place, Servic
       return engine::ModelLacks(absl::StrCat(to.field_prefix, "sampling.constraint"), "tokenizer");
     }
     ASSIGN_OR_RETURN(to.constraint, services.constraints.Get(*form, to.client));
+    tools.parser.calls_in_code = form->calls_in_code;
   }
   if (!has_parts) return absl::OkStatus();
   to.output.parts = {.begun = std::move(begun),

@@ -290,7 +290,7 @@ int Main(int argc, char** argv) {
             prefills = std::atoi(FlagValue(argc, argv, "--prefills", "1"));
   const std::string shape = FlagValue(argc, argv, "--shape", "77m");
   const std::vector<std::string> dtypes = Names(FlagValue(argc, argv, "--state-dtype", "bf16"));
-  auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, n_threads);
+  auto context = ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, n_threads));
   context->BindThread();
   model::ModelOptions options;
   options.limits.max_slot_cap = static_cast<int32_t>(*std::ranges::max_element(centroids));

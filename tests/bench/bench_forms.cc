@@ -156,7 +156,7 @@ class TimedEngine {
     };
     events.step = [this](const engine::IterationReport& report) { Note(report); };
     host_.emplace(model, std::move(options),
-                  *kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1),
+                  ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1)),
                   std::move(events));
   }
   void Submit(const Load& load, const Constraint& constraint, uint64_t seed) {
@@ -275,7 +275,8 @@ int Main(int argc, char** argv) {
   const std::vector<int64_t> answers = Numbers(FlagValue(argc, argv, "--answers", "1,8"));
   const auto rounds = static_cast<int>(number("--rounds", "9"));
   const Load load = {.answers = 1, .tokens = number("--tokens", "256")};
-  const auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1);
+  const auto context =
+      ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1));
   {
     const std::unique_ptr<model::LanguageModel> model = LoadModel(folder, *context);
     const auto tokenizer = *model::Tokenizer::Load(folder, model->config());

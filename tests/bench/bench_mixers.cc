@@ -232,7 +232,7 @@ int Main(int argc, char** argv) {
   for (const std::string& name : chosen) {
     Check(name.empty() || kernels::FindMixer(name) != nullptr, "--mixers: no such layer type");
   }
-  auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, n_threads);
+  auto context = ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, n_threads));
   context->BindThread();
   const double bandwidth = ReadBandwidth(context->n_threads());
   std::printf("read bandwidth %.1f GB/s with %d threads\n", bandwidth * 1e-9, context->n_threads());

@@ -14,13 +14,14 @@
 #include <vector>
 
 #include "model/logits_reader.h"
+#include "tests/bench/bench_util.h"
 
 namespace ovq::bench {
 namespace {
 
 constexpr int kRows = 200;
 
-double Seconds() {
+double ProcessSeconds() {
   timespec now{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
@@ -49,13 +50,13 @@ double Measure(kernels::DeviceContext& context, std::vector<float>& row, double 
   for (int i = 0; i < kRows; ++i) {
     row[static_cast<size_t>(i)] = 3 * normal(random);
     model::LogitsReader reader;
-    const double begin = Seconds();
+    const double begin = ProcessSeconds();
     model::DrawRequest request = {.sampler = &sampler};
     if (share >= 0) request.allowed = {&mask, 1};
     reader.WantDraws(request, 0, i);
     reader.Read(context, {row.data(), kernels::DType::kF32, kernels::Shape{1, vocab}});
     (void)reader.Draw(0);
-    times.push_back(1e6 * (Seconds() - begin));
+    times.push_back(1e6 * (ProcessSeconds() - begin));
   }
   std::ranges::nth_element(times, times.begin() + kRows / 2);
   return times[kRows / 2];
@@ -63,7 +64,7 @@ double Measure(kernels::DeviceContext& context, std::vector<float>& row, double 
 
 void Main(int64_t vocab) {
   const std::unique_ptr<kernels::DeviceContext> context =
-      *kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1);
+      ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1));
   std::mt19937_64 random(3);
   std::normal_distribution<float> normal(0, 3);
   std::vector<float> row(static_cast<size_t>(vocab));

@@ -105,7 +105,8 @@ class Host {
  public:
   Host(const model::LanguageModel& model, int threads, engine::EngineOptions options)
       : engine_thread_(engine::test::Served(model), std::move(options),
-                       *kernels::DeviceContext::Make(kernels::Device::kCpu, threads), Events()) {}
+                       ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, threads)),
+                       Events()) {}
 
   engine::Engine* operator->() { return &engine_thread_.engine(); }
 
@@ -447,7 +448,7 @@ int Main(int argc, char** argv) {
   const int passes = std::atoi(FlagValue(argc, argv, "--passes", "7"));
   const int pairs = std::atoi(FlagValue(argc, argv, "--pairs", "7"));
   const std::string folder = FlagValue(argc, argv, "--folder", "/tmp/ovq-bench-sessions");
-  const auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, threads);
+  const auto context = ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, threads));
   model::ModelOptions options;
   options.state_dtype = kernels::DType::kBF16;
   const std::unique_ptr<model::LanguageModel> model =

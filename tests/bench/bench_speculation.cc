@@ -87,7 +87,7 @@ class Host {
  public:
   Host(const model::LanguageModel& model, int threads)
       : engine_(Scripted(model, script_), engine::EngineOptions(),
-                *kernels::DeviceContext::Make(kernels::Device::kCpu, threads),
+                ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, threads)),
                 engine::EngineEvents()) {}
 
   // Runs the same turn in n new sessions at once.
@@ -241,7 +241,7 @@ int Main(int argc, char** argv) {
     std::fprintf(stderr, "--text: expected a file of more than --prompt and --answer bytes\n");
     return 2;
   }
-  auto context = *kernels::DeviceContext::Make(kernels::Device::kCpu, threads);
+  auto context = ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, threads));
   context->BindThread();
   model::ModelOptions options;
   options.state_dtype = kernels::DType::kBF16;

@@ -9,7 +9,10 @@
 #include <cstdio>
 #include <cstdlib>
 #include <string>
+#include <utility>
 #include <vector>
+
+#include "absl/status/statusor.h"
 
 namespace ovq::bench {
 
@@ -40,6 +43,15 @@ inline double ReadBandwidth(int n_threads) {
   }
   if (total != 5 * n) std::abort();  // keeps the loop from being removed
   return best;
+}
+
+// The value, or an end of the program with the error's message.
+template <class T>
+T ValueOrExit(absl::StatusOr<T> value) {
+  if (value.ok()) return *std::move(value);
+  const std::string message(value.status().message());
+  std::fprintf(stderr, "error: %s\n", message.c_str());
+  std::exit(2);
 }
 
 inline const char* FlagValue(int argc, char** argv, const std::string& name, const char* fallback) {

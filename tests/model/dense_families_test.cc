@@ -222,6 +222,29 @@ TEST(DenseFamilies, RopeMayBeWrittenInOtherWays) {
   ExpectEffect(kPhiLong, {{"rope_scaling", {{"type", "yarn"}}}}, false);
 }
 
+TEST(DenseFamilies, AnEmptyObjectOfRopeSaysNothing) {
+  const json scaled = {{"rope_type", "linear"}, {"factor", 8}, {"rope_theta", 7000}};
+  const json plain = {{"rope_type", "default"}, {"rope_theta", 7000}};
+  const json empty = json::object();
+  const auto expect = [](const ModelConfig& config, const char* name) {
+    const auto& rope = Input(config, config.n_layers - 1).rope;
+    EXPECT_EQ(rope.theta, 7000) << name;
+    ASSERT_FALSE(rope.factors.empty()) << name;
+    EXPECT_EQ(rope.factors[0], 0.125) << name;
+  };
+  expect(Config(kLlama, {{"rope_scaling", empty}, {"rope_parameters", scaled}}), kLlama);
+  expect(Config(kLlama, {{"rope_parameters", empty}, {"rope_scaling", scaled}}), kLlama);
+  const json by_type = {{"full_attention", scaled}, {"sliding_attention", plain}};
+  for (const char* name : {kOlmo3, kGemma}) {
+    json layers = EditedModel(name).config["layer_types"];
+    if (layers.is_array()) layers.back() = "full_attention";
+    json changes = {{"rope_scaling", empty}, {"rope_parameters", by_type}, {"layer_types", layers}};
+    if (layers.is_null()) changes["sliding_window_pattern"] = 1;
+    expect(Config(name, changes), name);
+  }
+  EXPECT_EQ(Input(Config(kLlama, {{"rope_scaling", empty}, {"rope_theta", 7}}), 0).rope.theta, 7);
+}
+
 TEST(DenseFamilies, RopeOfOlmo3ByTypesOfLayersIsObjects) {
   const auto refuse = [](const char* ropes, const std::string& text) {
     EditedModel model(kOlmo3Yarn);

@@ -234,8 +234,10 @@ TEST_P(SamplerTest, OddLogitsNeverCrash) {
         SamplingParams{{.top_p = 0.5f, .typical_p = 0.5f}}, SamplingParams{{.min_p = 0.5f}},
         SamplingParams{{.temperature = 1e-30f}}}) {
     Sampler sampler(params, 3);
-    for (const std::vector<float>& logits : std::vector<std::vector<float>>{
-             {kNaN, kNaN, kNaN}, {-kInfinity, -kInfinity, -kInfinity}}) {
+    for (const std::vector<float>& logits :
+         std::vector<std::vector<float>>{{kNaN, kNaN, kNaN},
+                                         {-kInfinity, -kInfinity, -kInfinity},
+                                         {kNaN, -kInfinity, -kInfinity}}) {
       EXPECT_EQ(step_->Draw(sampler, logits, 0, 3).token_id, 0);
       EXPECT_FALSE(step_->Draw(sampler, logits, 0, 3).finite);
       EXPECT_EQ(step_->Draw(sampler, logits, 0, 3, banned).token_id, 1);

@@ -253,6 +253,46 @@ TEST(NamedCalls, ValuesInPythonsNotationAreReadAsJson) {
   EXPECT_EQ(value("[Other]"), R"({"v": "[Other]"})");
 }
 
+TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
+  const auto value = [](const std::string& python) {
+    const std::string json =
+        ArgumentsOf("olmo3", "<function_calls>now(v=" + python + ", w=1)</function_calls>");
+    const nlohmann::json arguments = nlohmann::json::parse(json, nullptr, false);
+    EXPECT_TRUE(arguments.is_object() && arguments.size() == 2 && arguments["w"] == 1) << json;
+    return arguments.is_object() ? arguments["v"].dump() : json;
+  };
+  // Texts between three marks, of which fewer may stand within.
+  EXPECT_EQ(value("'''it's \"x\", (a\n'''"), R"("it's \"x\", (a\n")");
+  EXPECT_EQ(value(R"("""say ""hi"" \""" ) """)"), R"("say \"\"hi\"\" \"\"\" ) ")");
+  EXPECT_EQ(value("''''''"), "\"\"");
+  EXPECT_EQ(value("''"), "\"\"");
+  EXPECT_EQ(value("['', '''a''']"), R"(["","a"])");
+  // Texts one behind another are one.
+  EXPECT_EQ(value("'a' \"b\"\n 'c'"), "\"abc\"");
+  EXPECT_EQ(value("('one, '\n 'two')"), "\"one, two\"");
+  EXPECT_EQ(value("'' ''"), "\"\"");
+  // Their prefixes.
+  EXPECT_EQ(value(R"(r'\d\'')"), R"("\\d\\'")");
+  EXPECT_EQ(value(R"(u'\u00e9')"), "\"é\"");
+  EXPECT_EQ(value(R"('a\n' r'b\n' """c""")"), R"("a\nb\\nc")");
+  EXPECT_EQ(value("f'{x}'"), R"("f'{x}'")");
+  EXPECT_EQ(value("b'x'"), R"("b'x'")");
+  // Numbers.
+  EXPECT_EQ(value("-3"), "-3");
+  EXPECT_EQ(value("[+3, - 3, 1_000, 0x1F, -0b11, 0o17, 00]"), "[3,-3,1000,31,-3,15,0]");
+  EXPECT_EQ(value("[.5, 5., -1.5e-3, 01.5, 1_0.2_5]"), "[0.5,5.0,-0.0015,1.5,10.25]");
+  for (const char* other : {"1__0", "007", "0x", "1_", "nan", "1-2", "2024-01-02", "-(1)", "1 2"}) {
+    EXPECT_EQ(value(other), '"' + std::string(other) + '"');
+  }
+  // Parentheses, tuples, and dicts whose keys are no texts; words of JSON.
+  EXPECT_EQ(value("(1)"), "1");
+  EXPECT_EQ(value("[(1,), (), ((2)), (3, 4)]"), "[[1],[],2,[3,4]]");
+  EXPECT_EQ(value("{1: 'a', 'b': True, None: [null, true,],}"),
+            R"({"1":"a","b":true,"null":[null,true]})");
+  EXPECT_EQ(value("[a(1)]"), "\"[a(1)]\"");
+  EXPECT_EQ(value("some words"), "\"some words\"");
+}
+
 std::string Repeated(std::string_view text, size_t times) {
   std::string whole;
   for (size_t i = 0; i < times; ++i) whole += text;

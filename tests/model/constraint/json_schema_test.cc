@@ -56,6 +56,30 @@ class SchemaTest : public testing::Test {
   const std::shared_ptr<const Vocabulary> vocabulary_ = ByteVocabulary();
 };
 
+TEST_F(SchemaTest, ListedIntegersHaveNoPoint) {
+  Expect(R"({"type": "integer", "const": 1.0})", {"1"}, {"1.0", "2"});
+  Expect(R"({"type": "integer", "enum": [1e2, 1, 1.0, -0.0, -3.0, 0.5]})", {"100", "1", "0", "-3"},
+         {"100.0", "1.0", "-0", "0.5"});
+  Expect(R"({"type": "integer", "const": 18446744073709551616})", {"18446744073709551616"},
+         {"1.8446744073709552e+19"});
+  Expect(R"({"type": ["integer", "string"], "enum": [1.0, "1.0"]})", {"1", "\"1.0\""}, {"1.0"});
+  Expect(R"({"type": "number", "const": 1.0})", {"1.0"}, {"1"});
+}
+
+TEST_F(SchemaTest, NumbersInListsAreEqualByTheirValues) {
+  Expect(R"({"allOf": [{"enum": [1, 2]}, {"enum": [1.0, 3]}], "type": "integer"})", {"1"},
+         {"2", "3"});
+  Expect(R"({"allOf": [{"enum": [{"a": 1, "b": [10]}]}, {"const": {"b": [1e1], "a": 1.0}}]})",
+         {R"({"b":[10.0],"a":1.0})"}, {});
+  for (const char* two :
+       {R"({"const": -1}, {"const": 18446744073709551615})",
+        R"({"const": 9007199254740993}, {"const": 9007199254740992.0})",
+        R"({"const": [1]}, {"const": [[1]]})", R"({"const": "1."}, {"const": 1})"}) {
+    ExpectRefused(absl::StrCat(R"({"allOf": [)", two, "]}"), "#");
+    Expect(absl::StrCat(R"({"oneOf": [)", two, "]}"), {}, {"true"});
+  }
+}
+
 TEST_F(SchemaTest, AnyValueIsJson) {
   Expect("{}",
          {"null", "true", "0", "-12.50", "1e5", "2E-09", "\"\\u00e9\\ud83d\\ude00\\/é\"", "[]",

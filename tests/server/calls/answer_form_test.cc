@@ -219,14 +219,19 @@ TEST_P(FrameTest, EveryTextIsACallWhereOneIsRequired) {
   }
 }
 
-TEST_P(FrameTest, WhatModelsWriteIsAllowed) {
-  if (syntax_.calls.form == answers::CallForm::kNone) GTEST_SKIP() << "no calls";
-  const answers::CallSyntax& calls = syntax_.calls;
+// Returns the call of "now" as models write it.
+std::string NowCall(const answers::CallSyntax& calls) {
   std::string call = calls.opening + "now" + calls.opening_after_name;
   if (calls.form == answers::CallForm::kJson) call += "{}}";
   if (calls.form == answers::CallForm::kNamedJson) call += "{}";
   if (calls.form == answers::CallForm::kPython) call += ")";
-  call += calls.end;
+  return call + calls.end;
+}
+
+TEST_P(FrameTest, WhatModelsWriteIsAllowed) {
+  if (syntax_.calls.form == answers::CallForm::kNone) GTEST_SKIP() << "no calls";
+  const answers::CallSyntax& calls = syntax_.calls;
+  const std::string call = NowCall(calls);
   const std::string thought = begun().empty() ? "" : "I think.\n</think>\n\n";
   for (const auto use : {AnswerTools::Use::kMay, AnswerTools::Use::kMust}) {
     FormTexts texts(Framed(syntax_, begun(), std::nullopt, Tools(use, true)).form);
@@ -239,8 +244,10 @@ TEST_P(FrameTest, WhatModelsWriteIsAllowed) {
 TEST_P(FrameTest, TextsHoldStrictCallsAlone) {
   if (syntax_.calls.marker.empty()) GTEST_SKIP() << "calls begin the answer";
   std::minstd_rand random(11);
-  const AnswerTools tools = Tools(AnswerTools::Use::kMay, true);
-  FormTexts texts(Framed(syntax_, begun(), std::nullopt, tools).form);
+  AnswerTools tools = Tools(AnswerTools::Use::kMay, true);
+  const FramedForm framed = Framed(syntax_, begun(), std::nullopt, tools);
+  tools.parser.calls_in_code = framed.calls_in_code;
+  FormTexts texts(framed.form);
   int n_calls = 0;
   for (int i = 0; i < 40; ++i) {
     const std::string wanted = syntax_.think_end + syntax_.calls.marker;
@@ -248,6 +255,21 @@ TEST_P(FrameTest, TextsHoldStrictCallsAlone) {
     n_calls += CheckedCalls(Parse(syntax_, tools, begun(), text), true, form() + ": " + text).n;
   }
   EXPECT_GT(n_calls, 0) << form();
+}
+
+// The form lets nothing but a call follow the marker, so the parser sees one there.
+TEST_P(FrameTest, ACallInCodeIsACallToTheParserToo) {
+  if (syntax_.calls.marker.empty()) GTEST_SKIP() << "calls begin the answer";
+  AnswerTools tools = Tools(AnswerTools::Use::kMay, true);
+  const FramedForm framed = Framed(syntax_, begun(), std::nullopt, tools);
+  tools.parser.calls_in_code = framed.calls_in_code;
+  const std::string thought = begun().empty() ? "" : "I think.\n</think>\n\n";
+  const std::string text = thought + "Such:\n```\n" + NowCall(syntax_.calls);
+  FormTexts texts(framed.form);
+  EXPECT_TRUE(texts.Has(text)) << form();
+  EXPECT_FALSE(texts.Has(text + "\n```\n")) << form();
+  const std::vector<AnswerPart> parts = Parse(syntax_, tools, begun(), text);
+  EXPECT_EQ(std::ranges::count(parts, Kind::kCall, &AnswerPart::kind), 1) << form();
 }
 
 INSTANTIATE_TEST_SUITE_P(Forms, FrameTest,
