@@ -85,6 +85,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
     phase_ = Phase::kIdle;
     pump_ = nullptr;
+    turn_memory_ = nullptr;  // before the client has the result, and may send the next turn
     if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
     if (turn_result_) out_.push_back(*std::move(turn_result_));
     // All turns have been answered, so the call ends well even if a drain has begun.
