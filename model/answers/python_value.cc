@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_format.h"
 #include "model/answers/marker.h"
@@ -77,13 +78,42 @@ size_t AddEscape(std::string_view text, std::string& json) {
   return 1;
 }
 
-// A bracket that closes a list, a tuple or a dict; a comma may stand before it.
-void Close(char c, std::string& json) {
-  size_t end = json.size();
-  while (end > 0 && IsSpace(json[end - 1])) --end;
-  if (end > 0 && json[end - 1] == ',') json.resize(end - 1);
-  json += c == ')' ? ']' : c;
-}
+// The brackets of lists, tuples and dicts around a place. Without a comma, parentheses around a
+// value are no tuple: blanks take their place.
+class Brackets {
+ public:
+  explicit Brackets(std::string& json) : json_(json) {}
+
+  void Open(char c) {
+    open_.push_back({.at = json_.size(), .is_round = c == '('});
+    json_ += c == '(' ? '[' : c;
+  }
+  void Separate() {
+    if (!open_.empty()) open_.back().has_comma = true;
+    json_ += ',';
+  }
+  // A comma may stand before the bracket.
+  void Close(char c) {
+    size_t end = json_.size();
+    while (end > 0 && IsSpace(json_[end - 1])) --end;
+    const bool around_one = c == ')' && !open_.empty() && open_.back().is_round &&
+                            !open_.back().has_comma && end > open_.back().at + 1;
+    if (end > 0 && json_[end - 1] == ',') json_.resize(end - 1);
+    if (around_one) json_[open_.back().at] = ' ';
+    json_ += around_one ? ' ' : c == ')' ? ']' : c;
+    if (!open_.empty()) open_.pop_back();
+  }
+
+ private:
+  struct Bracket {
+    size_t at;
+    bool is_round;
+    bool has_comma = false;
+  };
+
+  std::string& json_;
+  std::vector<Bracket> open_;
+};
 
 }  // namespace
 
@@ -91,6 +121,7 @@ std::string FromPython(const std::string& text) {
   using Json = nlohmann::json;
   if (Json::accept(text)) return text;
   std::string json;
+  Brackets brackets(json);
   char quote = 0;
   for (size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
@@ -106,8 +137,12 @@ std::string FromPython(const std::string& text) {
     } else if (c == '"' || c == '\'') {
       quote = c;
       json += '"';
+    } else if (c == '(' || c == '[' || c == '{') {
+      brackets.Open(c);
     } else if (c == ')' || c == ']' || c == '}') {
-      Close(c, json);
+      brackets.Close(c);
+    } else if (c == ',') {
+      brackets.Separate();
     } else {
       constexpr std::pair<std::string_view, std::string_view> kWords[] = {
           {"True", "true"}, {"False", "false"}, {"None", "null"}};
@@ -115,7 +150,7 @@ std::string FromPython(const std::string& text) {
         return std::string_view(text).substr(i).starts_with(pair.first);
       });
       if (word == std::end(kWords)) {
-        json += c == '(' ? '[' : c;
+        json += c;
       } else {
         json += word->second;
         i += word->first.size() - 1;
