@@ -118,8 +118,9 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     v1::ChatRequest message;
     auto memory =
         std::make_unique<ByteHold>(services_.engine.options().request_memory, call_.peer());
-    if (absl::Status status = ParseMessage(in_, message, *memory); !status.ok()) return End(status);
-    in_.Clear();
+    const absl::Status parsed = ParseMessage(in_, message, *memory);
+    in_.Clear();  // also if it is refused: nobody counts it then
+    if (!parsed.ok()) return End(parsed);
     if (phase_ == Phase::kUnopened) {
       if (message.has_open()) return Open(message.open());
       return End(absl::InvalidArgumentError("event: expected open as the first message"));
