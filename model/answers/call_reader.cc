@@ -254,6 +254,8 @@ std::string_view WithoutFirstSpace(std::string_view text) {
   return text.substr(std::min(text.find_first_not_of(" \t\r\n"), text.size()));
 }
 
+std::string TypeName(const Json& value) { return value.is_number() ? "number" : value.type_name(); }
+
 // The names of types that a schema allows; empty: it does not say.
 std::set<std::string> AllowedTypes(const Json& schema) {
   std::set<std::string> types;
@@ -265,8 +267,13 @@ std::set<std::string> AllowedTypes(const Json& schema) {
     for (const Json& each : type) {
       if (each.is_string()) types.insert(each.get<std::string>());
     }
+  } else if (const Json values = field("enum"); values.is_array()) {
+    for (const Json& value : values) types.insert(TypeName(value));
+  } else if (schema.contains("const")) {
+    types.insert(TypeName(schema["const"]));
   } else {
-    for (const Json& option : field("anyOf")) {
+    const Json options = field(schema.contains("anyOf") ? "anyOf" : "oneOf");
+    for (const Json& option : options) {
       const std::set<std::string> more = AllowedTypes(option);
       if (more.empty()) return {};
       types.insert(more.begin(), more.end());
@@ -454,8 +461,7 @@ class TaggedCall final : public CallReader {
   bool IsText(const Json& value) const {
     if (!types_.contains("string")) return false;
     const bool is_whole = value.is_number() && value == std::floor(value.get<double>());
-    return !types_.contains(value.is_number() ? "number" : value.type_name()) &&
-           !(is_whole && types_.contains("integer"));
+    return !types_.contains(TypeName(value)) && !(is_whole && types_.contains("integer"));
   }
 
   static constexpr size_t kMostWord = 256;  // bytes of a name

@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <iterator>
 #include <string>
 #include <string_view>
@@ -92,21 +93,42 @@ class Formatter {
     return static_cast<int64_t>(value.number());
   }
 
-  std::string Float(const Spec& spec, double number) {
-    if (spec.type == '\0' && spec.precision < 0) return FloatText(number);
-    const int precision = spec.precision < 0 ? 6 : spec.precision;
+  // Prints a number by a format of C's that takes a precision.
+  std::string Print(const std::string& format, int precision, double number) {
     // The longest double has 309 digits before the point.
     const size_t size = static_cast<size_t>(precision) + 320;
     heap_.Spend(size);
-    const bool percent = spec.type == '%';
-    const std::string format = absl::StrCat(spec.alternate ? "%#.*" : "%.*",
-                                            percent             ? "f"
-                                            : spec.type == '\0' ? "g"
-                                                                : std::string(1, spec.type));
     std::string digits(size, '\0');
-    digits.resize(std::snprintf(digits.data(), size, format.c_str(), precision,
-                                percent ? 100 * number : number));
-    return percent ? digits + "%" : digits;
+    digits.resize(std::snprintf(digits.data(), size, format.c_str(), precision, number));
+    return digits;
+  }
+
+  std::string Float(const Spec& spec, double number) {
+    if (spec.type == '\0') {
+      return spec.precision < 0 || !std::isfinite(number) ? FloatText(number)
+                                                          : Untyped(spec, number);
+    }
+    const std::string begin = spec.alternate ? "%#.*" : "%.*";
+    const int precision = spec.precision < 0 ? 6 : static_cast<int>(spec.precision);
+    if (spec.type == '%') return Print(begin + "f", precision, 100 * number) + "%";
+    return Print(begin + spec.type, precision, number);
+  }
+
+  // Python's form of a float without a type differs from %g: a digit follows the point, and a
+  // number that has no room for it within the precision has an exponent.
+  std::string Untyped(const Spec& spec, double number) {
+    const int precision = std::max(static_cast<int>(spec.precision), 1);
+    std::string digits = Print(spec.alternate ? "%#.*e" : "%.*e", precision - 1, number);
+    const size_t mantissa = digits.find('e');
+    const int exponent = std::atoi(digits.c_str() + mantissa + 1);
+    if (exponent >= -4 && exponent < precision - 1) {
+      digits = Print(spec.alternate ? "%#.*g" : "%.*g", precision, number);
+      return digits.find('.') == digits.npos ? digits + ".0" : digits;
+    }
+    if (spec.alternate || precision == 1) return digits;
+    const size_t last = digits.find_last_not_of('0', mantissa - 1);
+    const size_t end = digits[last] == '.' ? last : last + 1;
+    return digits.erase(end, mantissa - end);
   }
 
   // The digits, at least as many as the precision says.

@@ -85,6 +85,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     if (!status.ok() && !(absl::IsCancelled(status) && turn_result_)) return End(status);
     phase_ = Phase::kIdle;
     pump_ = nullptr;
+    turn_memory_ = nullptr;  // before the client has the result, and may send the next turn
     if (turn_result_ && turn_result_->has_finished()) EndTurn(absl::OkStatus());
     if (turn_result_) out_.push_back(*std::move(turn_result_));
     // All turns have been answered, so the call ends well even if a drain has begun.
@@ -117,8 +118,9 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     v1::ChatRequest message;
     auto memory =
         std::make_unique<ByteHold>(services_.engine.options().request_memory, call_.peer());
-    if (absl::Status status = ParseMessage(in_, message, *memory); !status.ok()) return End(status);
-    in_.Clear();
+    const absl::Status parsed = ParseMessage(in_, message, *memory);
+    in_.Clear();  // also if it is refused: nobody counts it then
+    if (!parsed.ok()) return End(parsed);
     if (phase_ == Phase::kUnopened) {
       if (message.has_open()) return Open(message.open());
       return End(absl::InvalidArgumentError("event: expected open as the first message"));

@@ -26,13 +26,14 @@ size_t FileBytes(size_t state_bytes, int64_t tokens) {
 }
 
 // The share of one call in a TransferBudget: of an import while its bytes arrive, of an export
-// until its client has read it. Shares the budget: a call may live a little longer than its
-// service, since a worker thread drops the last reference to it.
+// until its client has read it. A call releases it before its client has the status, which may make
+// the next call at once. Shares the budget: a call may live a little longer than its service, since
+// a worker thread drops the last reference to it.
 class TransferReservation {
  public:
   explicit TransferReservation(std::shared_ptr<TransferBudget> budget)
       : budget_(std::move(budget)) {}
-  ~TransferReservation() { budget_->held -= bytes_; }
+  ~TransferReservation() { Release(); }
   TransferReservation(const TransferReservation&) = delete;
   TransferReservation& operator=(const TransferReservation&) = delete;
 
@@ -51,6 +52,7 @@ class TransferReservation {
                                                   free, " of ", budget_->most, " bytes free")),
         {.reason = engine::RejectReason::kStateMemory, .bytes_needed = bytes, .bytes_free = free});
   }
+  void Release() { budget_->held -= std::exchange(bytes_, 0); }
 
  private:
   const std::shared_ptr<TransferBudget> budget_;
@@ -69,12 +71,18 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
     if (absl::Status status = Admit(); !status.ok()) return EndCall(status);
     BeginOnBlockingThread(request->Length(), [this, request](absl::Status status) {
       if (status.ok()) status = Read(*request);
-      if (!status.ok()) return EndCall(status);
+      if (!status.ok()) return End(status);
       OnStrand([this] { Pump(); });
     });
   }
 
  private:
+  void End(const absl::Status& status) {
+    file_ = {};
+    reservation_.Release();
+    EndCall(status);
+  }
+
   absl::Status Read(const grpc::ByteBuffer& bytes) {
     v1::ExportSessionRequest message;
     RETURN_IF_ERROR(ParseMessage(bytes, message, record_.memory()));
@@ -112,9 +120,9 @@ class ExportCall final : public StreamCall<WriteReactor, v1::SessionBytes> {
   bool Advance() override {
     const std::string_view part = file_.Part(sent_, kPartBytes);
     if (client_gone_) {
-      EndCall(absl::CancelledError("cancelled by the client"));
+      End(absl::CancelledError("cancelled by the client"));
     } else if (part.empty()) {
-      EndCall(absl::OkStatus());
+      End(absl::OkStatus());
     } else {
       v1::SessionBytes& message = out_.emplace_back();
       message.set_data(part.data(), part.size());
@@ -142,8 +150,9 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
         call_(services, label, context),
         response_(response),
         reservation_(std::move(budget)),
-        reader_([this](const engine::SessionImage& head) { return CheckHead(head); },
-                /*digest=*/true, services.engine.config().options.fleet_keys.get()) {}
+        reader_(
+            std::in_place, [this](const engine::SessionImage& head) { return CheckHead(head); },
+            /*digest=*/true, services.engine.config().options.fleet_keys.get()) {}
 
   void Start() {
     self_ = shared_from_this();
@@ -165,7 +174,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
 
   void OnReadDone(bool ok) override {
-    if (!reading_.exchange(false)) return;  // a drain has ended the call
+    if (!reading_.exchange(false)) return part_.Clear();  // a drain has ended the call
     Work([this, ok] { ok ? Add() : Import(); });
   }
   void OnCancel() override { call_.record().cancel()->Cancel(); }
@@ -184,15 +193,26 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
           status.ok() ? work() : self->End(status);
         });
   }
-  void End(const absl::Status& status) { Finish(call_.End(status)); }
+  void End(const absl::Status& status) {
+    part_.Clear();
+    Free();
+    Finish(call_.End(status));
+  }
+  void Free() {
+    reader_.reset();
+    reservation_.Release();
+  }
   void Read() {
     reading_ = true;
     StartRead(&part_);
     // A drain that has begun meanwhile may have found the call at work.
     if (services_.draining()) EndIfReading();
   }
+  // The read goes on until OnReadDone, and may still write the part.
   void EndIfReading() {
-    if (reading_.exchange(false)) End(services_.CheckServing());
+    if (!reading_.exchange(false)) return;
+    Free();
+    Finish(call_.End(services_.CheckServing()));
   }
 
   absl::Status CheckHead(const engine::SessionImage& head) {
@@ -209,14 +229,14 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
       options_.ttl = ToDuration(message.ttl());
       status = engine::CheckTtl(services_.engine.config(), options_.ttl, "");
     }
-    if (status.ok()) status = reader_.Add(message.data());
+    if (status.ok()) status = reader_->Add(message.data());
     if (!status.ok()) return End(status);
     part_.Clear();
     Read();
   }
 
   void Import() {
-    absl::StatusOr<engine::SessionImage> image = reader_.Finish();
+    absl::StatusOr<engine::SessionImage> image = reader_->Finish();
     if (!image.ok()) return End(image.status());
     services_.engine.sessions().Import(
         *std::move(image), options_, [self = shared_from_this()](auto session) {
@@ -243,7 +263,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   GrpcCall call_;
   grpc::ByteBuffer* const response_;
   TransferReservation reservation_;
-  engine::SessionReader reader_;
+  std::optional<engine::SessionReader> reader_;  // until the end
   engine::SessionOptions options_;
   grpc::ByteBuffer part_;
   std::atomic<bool> reading_ = false;  // whoever sets it to false goes on with the call

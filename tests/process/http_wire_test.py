@@ -25,6 +25,17 @@ from server_process import run_to_end, wait_for
 ALICE, BOB = (f"{name}-0123456789-abcdefghij" for name in ("alice", "bob"))
 
 
+def refuses(port):
+    """Says whether the server's drain has begun, so that it refuses requests or ends their connections."""
+    client = HttpClient(port)
+    try:
+        return client.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 503
+    except (OSError, http.client.HTTPException):
+        return True
+    finally:
+        client.close()
+
+
 class Wire(HttpCase):
     """Requests that are sent byte for byte."""
 
@@ -418,16 +429,7 @@ class Limits(unittest.TestCase):
                 server.terminate()
                 wait_for(lambda: re.search(r"ovq_draining\{[^}]*\} 1\n", server.metrics()),
                          "the drain begins", 10)
-
-                def refuses():
-                    client = HttpClient(port)
-                    try:
-                        return client.post("/v1/completions", {"prompt": "x", "max_tokens": 1})[0] == 503
-                    except (OSError, http.client.HTTPException):
-                        return True  # its connection has ended
-                    finally:
-                        client.close()
-                wait_for(refuses, "requests are refused")
+                wait_for(lambda: refuses(port), "requests are refused")
                 time.sleep(0.2)  # connections without a request end
                 upload.sendall(b':"hi"}')
                 self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
@@ -448,7 +450,8 @@ class Limits(unittest.TestCase):
                 upload.sendall(head % (b"/v1/completions", 15) + b'{"prompt"')
                 self.assertEqual(self.client(address[1]).get("/health")[0], 200)  # the header is there
                 server.terminate()
-                time.sleep(0.5)
+                wait_for(lambda: refuses(address[1]), "requests are refused")
+                time.sleep(0.2)  # a drain that waits for neither ends
                 upload.sendall(b':"hi"}')
                 self.assertTrue(upload.recv(1000).startswith(b"HTTP/1.1 503"))
             while part := slow.recv(1 << 20):

@@ -5,7 +5,9 @@ usage: server_test.py --build BUILD_FOLDER [unittest arguments]
 
 import argparse
 import concurrent.futures
+import contextlib
 import os
+import queue
 import re
 import shlex
 import shutil
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import unittest
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -272,6 +275,57 @@ class Serving(unittest.TestCase):
                 collect(self.inference, bad)
             self.assertEqual(caught.exception.code(), grpc.StatusCode.INVALID_ARGUMENT)
         self.assertEqual(len(collect(self.inference, request("fine", 5))[0]), 5)
+
+
+class UnreadChat:
+    """A chat whose client reads nothing of a long answer, so that the server's writes wait, and with them its end."""
+
+    def __init__(self, channel):
+        self.requests, self.sent = queue.SimpleQueue(), threading.Semaphore(0)
+        self.call = channel.stream_stream("/ovq.v1.InferenceService/Chat", request_serializer=bytes)(self.sending())
+        self.send(pb.ChatRequest(open=pb.ChatOpen()).SerializeToString())
+        turn = request("never read", 4000000)
+        turn.stop.ignore_eos = True
+        turn.output.top_logprobs = 200
+        self.send(pb.ChatRequest(turn=pb.ChatTurn(
+            prompt=turn.prompt, stop=turn.stop, output=turn.output)).SerializeToString())
+
+    def sending(self):
+        for message in iter(self.requests.get, None):
+            yield message
+            self.sent.release()  # gRPC asks for the next one
+
+    def send(self, message):
+        self.requests.put(message)
+        assert self.sent.acquire(timeout=60)
+
+    def close(self):
+        self.requests.put(None)
+        self.call.cancel()
+
+
+class Chats(unittest.TestCase):
+    def test_a_refused_message_is_freed_though_nobody_reads_the_answer(self):
+        n, size = 6, 15 << 20
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server, contextlib.ExitStack() as stack:
+            # Without windows that grow with what comes.
+            channel = stack.enter_context(grpc.insecure_channel(server.address, [
+                ("grpc.http2.bdp_probe", 0), ("grpc.max_send_message_length", -1)]))
+            chats = [stack.enter_context(contextlib.closing(UnreadChat(channel))) for _ in range(n)]
+
+            def steps():
+                return sum(map(float, re.findall(r"ovq_step_duration_seconds_count\S* (\S+)\n", server.metrics())))
+
+            def all_wait():
+                before = steps()
+                time.sleep(0.5)
+                return before > 100 and steps() == before
+            wait_for(all_wait, "no answer is taken", 60)
+            before = server.resident_bytes()
+            for chat in chats:
+                chat.send(b"\xff" * size)
+            time.sleep(0.5)
+            self.assertLess(server.resident_bytes() - before, n * size // 2)
 
 
 class Memories(unittest.TestCase):

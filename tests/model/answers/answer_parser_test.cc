@@ -117,7 +117,10 @@ std::shared_ptr<const nlohmann::json> Schemas() {
                      {"now", {}},
                      {"note", nlohmann::json::parse(R"({"properties": {
           "text": {"type": "string"}, "n": {"type": "integer"}, "title": {"type": ["string", "null"]},
-          "nick": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "id": {"type": ["string", "integer"]}}})")}});
+          "nick": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "id": {"type": ["string", "integer"]},
+          "size": {"enum": ["10", "20", null]}, "version": {"const": "1.0"},
+          "either": {"oneOf": [{"type": "string"}, {"type": "null"}]},
+          "level": {"enum": ["auto", 1, 2]}}})")}});
   return schemas;
 }
 
@@ -220,6 +223,12 @@ TEST(NamedCalls, ValuesBetweenTagsAreOfTheTypesOfTheirSchema) {
     EXPECT_EQ(value(key, "\"a\""), "\"a\"}");
     EXPECT_EQ(value(key, "a"), "\"a\"}");
   }
+  EXPECT_EQ(value("size", "10"), "\"10\"}");
+  EXPECT_EQ(value("size", "None"), "null}");
+  EXPECT_EQ(value("version", "1.0"), "\"1.0\"}");
+  EXPECT_EQ(value("either", "10"), "\"10\"}");
+  EXPECT_EQ(value("level", "auto"), "\"auto\"}");
+  EXPECT_EQ(value("level", "1"), "1}");
   EXPECT_EQ(value("id", "123"), "123}");
   EXPECT_EQ(value("id", "1.5"), "\"1.5\"}");
   EXPECT_EQ(value("n", "1.5"), "1.5}");
@@ -250,6 +259,7 @@ TEST(NamedCalls, ValuesInPythonsNotationAreReadAsJson) {
             R"({"v": "\u0041\u0007\u0000\u0041\ud83d\ude00\u00e9"})");
   EXPECT_EQ(value(R"(['a', (1, 2,), {'k': None, }, True])"),
             R"({"v": ["a", [1, 2], {"k": null}, true]})");
+  EXPECT_EQ(value(R"([('a'), (1,), (), ((2), 3)])"), R"({"v": [ "a" , [1], [], [ 2 , 3]]})");
   EXPECT_EQ(value("[Other]"), R"({"v": "[Other]"})");
 }
 

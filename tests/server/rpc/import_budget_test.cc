@@ -123,5 +123,19 @@ TEST_F(ImportBudgetTest, IsHeldFromTheHeadToTheEndOfTheCall) {
   AwaitFree(kBudget);
 }
 
+TEST_F(ImportBudgetTest, AnImportThatHasItsAnswerHoldsNothing) {
+  ASSERT_NO_FATAL_FAILURE(AwaitFree(kBudget));
+  std::list<Import> held;  // all but one
+  while (held.size() + 1 < kBudget / bytes_) {
+    ASSERT_TRUE(held.emplace_back(server_).Send(file_.substr(0, head_bytes_)));
+  }
+  ASSERT_NO_FATAL_FAILURE(AwaitFree(kBudget - held.size() * bytes_));
+  for (int i = 0; i < 200; ++i) {
+    const grpc::Status status = Whole();
+    ASSERT_TRUE(status.ok()) << i << ": " << status.error_message();
+  }
+  for (Import& import : held) import.context.TryCancel();
+}
+
 }  // namespace
 }  // namespace ovq::server::test

@@ -150,5 +150,22 @@ TEST_F(RequestMemoryTest, AChatsTurnHoldsItsOwn) {
   ExpectAllFree();
 }
 
+TEST_F(RequestMemoryTest, AChatHoldsNoneBetweenItsTurns) {
+  const ByteBudget& budget = *server_.engine().options().request_memory;
+  grpc::ClientContext context;
+  const auto chat = server_.inference().Chat(&context);
+  v1::ChatResponse opened;
+  EXPECT_TRUE(chat->Write(OpenMessage()));
+  EXPECT_TRUE(chat->Read(&opened));
+  for (const bool more : {false, true, false}) {
+    Collected turn;
+    EXPECT_TRUE(chat->Write(TurnMessage(std::string(1000, 'x'), more ? 0 : 3, more)));
+    EXPECT_TRUE(ReadTurn(*chat, turn));
+    EXPECT_EQ(budget.held(), 0u) << more;
+  }
+  EXPECT_TRUE(chat->WritesDone());
+  EXPECT_TRUE(chat->Finish().ok());
+}
+
 }  // namespace
 }  // namespace ovq::server::test

@@ -184,9 +184,11 @@ TEST(SessionCalls, ASessionThatFillsTheMemoryCanBeExported) {
   create.mutable_prompt()->set_text(std::string(30'000, 'x'));
   v1::Session made;
   ASSERT_THAT(Call(server.sessions(), &Sessions::CreateSession, create, made, "bob"), Succeeds());
-  const auto [file, status] = Export(server, made.session_id(), "bob");
-  EXPECT_THAT(status, Succeeds());
-  EXPECT_GT(file.size(), server.engine().options().state_memory_bytes);
+  for (int i = 0; i < 100; ++i) {  // at once: an export that has its answer holds nothing
+    const auto [file, status] = Export(server, made.session_id(), "bob");
+    ASSERT_THAT(status, Succeeds()) << i;
+    EXPECT_GT(file.size(), server.engine().options().state_memory_bytes);
+  }
 }
 
 TEST(SessionCalls, ExportSince) {
