@@ -259,7 +259,7 @@ TEST(NamedCalls, ValuesInPythonsNotationAreReadAsJson) {
             R"({"v": "\u0041\u0007\u0000\u0041\ud83d\ude00\u00e9"})");
   EXPECT_EQ(value(R"(['a', (1, 2,), {'k': None, }, True])"),
             R"({"v": ["a", [1, 2], {"k": null}, true]})");
-  EXPECT_EQ(value(R"([('a'), (1,), (), ((2), 3)])"), R"({"v": [ "a" , [1], [], [ 2 , 3]]})");
+  EXPECT_EQ(value(R"([('a'), (1,), (), ((2), 3)])"), R"({"v": [ "a", [1], [], [ 2, 3]]})");
   EXPECT_EQ(value("[Other]"), R"({"v": "[Other]"})");
 }
 
