@@ -140,7 +140,7 @@ def load():
                "their reader; waiting ones for memory.", "short",
                [(f"sum(ovq_requests_{state}{{{SEL}}})", state)
                 for state in ("running", "blocked", "waiting")]),
-        series("Prompt tokens in the queue", "What the waiting requests will have to absorb.",
+        series("Prompt tokens in the queue", "What the waiting requests will have to prefill.",
                "short", [(f"sum(ovq_waiting_prompt_tokens{{{SEL}}})", "prompt tokens")]),
         series("Tokens of a request", "Median and 95th percentile of prompts and answers.", "short",
                [(f"histogram_quantile({q}, {rate(f'ovq_request_{what}_tokens_bucket', by='le')})",
@@ -163,8 +163,8 @@ def capacity():
                [*((state_bytes(kind), kind) for kind in ("committed", "reserved", "budget")),
                 (f"sum(ovq_equivalent_kv_cache_bytes{{{SEL}}})", "as full key/value caches")],
                width=12),
-        series("Session slots", "slots: sessions of the first memory's default cap that fit. used: live "
-               "sessions of any cap, so it can be above the slots when sessions ask for less.",
+        series("Session slots", "slots: sessions of the first cache policy's default cap that fit. used: "
+               "live sessions of any cap, so it can be above the slots when sessions ask for less.",
                "short", [(f"sum(ovq_session_slots{{{SEL}}})", "slots"),
                          (f"sum(ovq_session_slots_used{{{SEL}}})", "used")], width=6),
         series("State memory promised, by server", "Reserved part of the budget.", "percentunit",
@@ -178,8 +178,8 @@ def capacity():
         series("What happens to sessions", "Sessions opened, copied, taken back, closed, and ended for being "
                "idle too long.", "ops", [(rate("ovq_session_events_total", by="event"), "{{event}}")]),
         series("Opening, copying, rewinding and closing a session, p95", "95th percentile of a call's time: open with "
-               "its prompt absorbed, fork with its copies made, rewind with its tokens read again, close "
-               "with its memory given back.", "s",
+               "its prompt prefilled, fork with its copies made, rewind with its tokens replayed, close "
+               "with its memory released.", "s",
                [("histogram_quantile(0.95, "
                  f"{rate('ovq_session_event_duration_seconds_bucket', by='le, event')})",
                  "{{event}}")], width=12),
