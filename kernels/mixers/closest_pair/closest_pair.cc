@@ -41,7 +41,7 @@ constexpr ValidRange kValidBounds = {.least = kNotJoined, .most = HUGE_VAL};
 
 void ReadConfig(const FieldReaders& from, ClosestPairConfig& config) {
   ReadDictionary(from, kMaxPairCudaChunkLen, config);
-  RefuseVariants(from.section, config, "rows that merge by closest pairs");
+  RefuseVariants(from.section, config, "slots that merge by closest pairs");
 }
 
 ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config)
