@@ -207,7 +207,7 @@ def capacity():
         series("Memory of the prefix cache", "The host's memory for states behind the beginnings of prompts "
                "(--prefix-memory).", "bytes",
                [(f"sum by (kind) (ovq_prefix_bytes{{{SEL}}})", "{{kind}}")], width=6),
-        series("States that the prefix cache let go", "Per second, the one used longest ago first. As many as "
+        series("States that the prefix cache evicted", "Per second, the one used longest ago first. As many as "
                "misses: the budget is too small for what comes again.", "short",
                [(rate("ovq_prefix_evictions_total"), "states/s")], width=6),
         series("Prompts and answers that left no copy", "Per second. no_memory: the budget is less than a state; "
@@ -240,12 +240,12 @@ def engine():
                [(rate("ovq_host_seconds_total"), "used"), (rate("ovq_host_charged_seconds_total"), "charged")]),
         series("Calls held", "Times a second that a client's next call waited because the client had used more than "
                "its part.", "ops", [(rate("ovq_calls_held_total"), "held")]),
-        series("Dictionary updates", "Tokens that chunk updates took up, per layer and head: as new "
-               "centroids, or merged into the nearest. Merges take over as dictionaries fill. Only "
-               "models with OVQ layers.", "short",
+        series("Dictionary updates", "Tokens that chunk updates consumed, per layer and head: as new "
+               "slots, or merged into live ones or evicted, which most are as dictionaries fill. "
+               "Only models with such layers.", "short",
                [(rate("ovq_dictionary_updates_total", by="op"), "{{op}}/s")], stack=True),
-        series("Dictionary fill", "Live centroids / cap of a request's state at its end: one half at "
-               "as many tokens as the cap. Only models with OVQ layers.", "percentunit",
+        series("Dictionary fill", "Live slots / cap of a request's state at its end; under the paper's "
+               "rule one half at as many tokens as the cap. Only models with such layers.", "percentunit",
                percentiles("ovq_dictionary_fill_ratio"), max=1),
         series("Live centroids", "Centroids per layer and head, all live sessions together.", "short",
                [(f"sum(ovq_centroids_live{{{SEL}}})", "centroids")]),
