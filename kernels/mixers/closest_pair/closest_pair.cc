@@ -1,6 +1,5 @@
 #include "kernels/mixers/closest_pair/closest_pair.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"

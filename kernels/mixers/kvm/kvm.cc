@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
