@@ -1,7 +1,6 @@
 #include "server/engine/common/validate.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
