@@ -42,10 +42,10 @@ bool HasSlots(
 // name, or as trained, ovq.update.
 std::string ServedRule(const CachePolicy& policy, const nlohmann::json& config);
 
-// Adds the fields of the section of the slots as FillAttrs does. A field of a rule, "shares" or
-// "recent_tokens", may be an object with a value for each of some rules; a rule that it does not
-// name has the default. InvalidArgument names other objects, and what is no rule or no value of the
-// field.
+// Adds the fields of the section of the slots as FillAttrs does. Fields of a rule (shares,
+// value_weight, merge_variance, pinned_tokens, recent_tokens, variance) may be objects with a value
+// for each of some rules; a rule that one does not name has the default. InvalidArgument names
+// other objects, and what is no rule or no value of the field.
 absl::Status FillSlots(const nlohmann::json& section, std::string_view rule, kernels::Attrs& attrs);
 // Sets the types of the layers whose queries and keys carry no positions (ovq_attention,
 // closest_pair_attention, key_diff_attention, and full_attention without RoPE), which have the same

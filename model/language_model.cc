@@ -4,7 +4,6 @@
 #include <atomic>
 #include <cstring>
 #include <deque>
-#include <set>
 #include <utility>
 
 #include "absl/status/status.h"

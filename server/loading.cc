@@ -1,7 +1,6 @@
 #include "server/loading.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <iterator>
 #include <limits>
 #include <map>

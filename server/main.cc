@@ -21,7 +21,6 @@
 #include "base/files.h"
 #include "base/machine.h"
 #include "base/out_of_memory.h"
-#include "base/problems.h"
 #include "base/service_notifier.h"
 #include "base/status_macros.h"
 #include "server/access/security.h"

@@ -104,7 +104,7 @@ void AddMemory(Flags& flags, Options& o) {
   flags.Add(
       "constraint-memory", "SIZE", Size(o.engine.constraint_memory_bytes),
       "budget of the host's memory for masks of constrained answers (JSON Schema, grammars, ...),\n"
-      "and as much again for compiled constraints, of which a client's own may have a quarter");
+      "and as much again for compiled constraints; a client may have half of what others leave");
 }
 
 void AddSharedStorage(Flags& flags, Options& o) {

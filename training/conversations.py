@@ -35,10 +35,6 @@ def is_held_out(said):
     return zlib.crc32(said.encode()) % HELD_OUT_SHARE == 0
 
 
-def lower_first(text):
-    return text[:1].lower() + text[1:] if not text.startswith("I ") and not text[:2].isupper() else text
-
-
 def upper_first(text):
     return text[:1].upper() + text[1:]
 

@@ -140,7 +140,7 @@ def load():
                "their reader; waiting ones for memory.", "short",
                [(f"sum(ovq_requests_{state}{{{SEL}}})", state)
                 for state in ("running", "blocked", "waiting")]),
-        series("Prompt tokens in the queue", "What the waiting requests will have to absorb.",
+        series("Prompt tokens in the queue", "What the waiting requests will have to prefill.",
                "short", [(f"sum(ovq_waiting_prompt_tokens{{{SEL}}})", "prompt tokens")]),
         series("Tokens of a request", "Median and 95th percentile of prompts and answers.", "short",
                [(f"histogram_quantile({q}, {rate(f'ovq_request_{what}_tokens_bucket', by='le')})",
@@ -163,8 +163,8 @@ def capacity():
                [*((state_bytes(kind), kind) for kind in ("committed", "reserved", "budget")),
                 (f"sum(ovq_equivalent_kv_cache_bytes{{{SEL}}})", "as full key/value caches")],
                width=12),
-        series("Session slots", "slots: sessions of the first memory's default cap that fit. used: live "
-               "sessions of any cap, so it can be above the slots when sessions ask for less.",
+        series("Session slots", "slots: sessions of the first cache policy's default cap that fit. used: "
+               "live sessions of any cap, so it can be above the slots when sessions ask for less.",
                "short", [(f"sum(ovq_session_slots{{{SEL}}})", "slots"),
                          (f"sum(ovq_session_slots_used{{{SEL}}})", "used")], width=6),
         series("State memory promised, by server", "Reserved part of the budget.", "percentunit",
@@ -178,8 +178,8 @@ def capacity():
         series("What happens to sessions", "Sessions opened, copied, taken back, closed, and ended for being "
                "idle too long.", "ops", [(rate("ovq_session_events_total", by="event"), "{{event}}")]),
         series("Opening, copying, rewinding and closing a session, p95", "95th percentile of a call's time: open with "
-               "its prompt absorbed, fork with its copies made, rewind with its tokens read again, close "
-               "with its memory given back.", "s",
+               "its prompt prefilled, fork with its copies made, rewind with its tokens replayed, close "
+               "with its memory released.", "s",
                [("histogram_quantile(0.95, "
                  f"{rate('ovq_session_event_duration_seconds_bucket', by='le, event')})",
                  "{{event}}")], width=12),
@@ -207,7 +207,7 @@ def capacity():
         series("Memory of the prefix cache", "The host's memory for states behind the beginnings of prompts "
                "(--prefix-memory).", "bytes",
                [(f"sum by (kind) (ovq_prefix_bytes{{{SEL}}})", "{{kind}}")], width=6),
-        series("States that the prefix cache let go", "Per second, the one used longest ago first. As many as "
+        series("States that the prefix cache evicted", "Per second, the one used longest ago first. As many as "
                "misses: the budget is too small for what comes again.", "short",
                [(rate("ovq_prefix_evictions_total"), "states/s")], width=6),
         series("Prompts and answers that left no copy", "Per second. no_memory: the budget is less than a state; "
@@ -240,12 +240,12 @@ def engine():
                [(rate("ovq_host_seconds_total"), "used"), (rate("ovq_host_charged_seconds_total"), "charged")]),
         series("Calls held", "Times a second that a client's next call waited because the client had used more than "
                "its part.", "ops", [(rate("ovq_calls_held_total"), "held")]),
-        series("Dictionary updates", "Tokens that chunk updates took up, per layer and head: as new "
-               "centroids, or merged into the nearest. Merges take over as dictionaries fill. Only "
-               "models with OVQ layers.", "short",
+        series("Dictionary updates", "Tokens that chunk updates consumed, per layer and head: as new "
+               "slots, or merged into live ones or evicted, which most are as dictionaries fill. "
+               "Only models with such layers.", "short",
                [(rate("ovq_dictionary_updates_total", by="op"), "{{op}}/s")], stack=True),
-        series("Dictionary fill", "Live centroids / cap of a request's state at its end: one half at "
-               "as many tokens as the cap. Only models with OVQ layers.", "percentunit",
+        series("Dictionary fill", "Live slots / cap of a request's state at its end; under the paper's "
+               "rule one half at as many tokens as the cap. Only models with such layers.", "percentunit",
                percentiles("ovq_dictionary_fill_ratio"), max=1),
         series("Live centroids", "Centroids per layer and head, all live sessions together.", "short",
                [(f"sum(ovq_centroids_live{{{SEL}}})", "centroids")]),

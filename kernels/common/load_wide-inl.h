@@ -1,5 +1,5 @@
-// LoadWide loads elements as vectors of float; widening bfloat16 and int8 is exact. For files that
-// Highway compiles once for each instruction set.
+// LoadWide loads elements as vectors of float; widening bfloat16 is exact. For files that Highway
+// compiles once for each instruction set.
 #include <cstdint>
 
 #include "kernels/common/highway_targets.h"

@@ -17,7 +17,7 @@
 
 namespace ovq::kernels {
 
-// Slots (centroids, tokens, state rows) per block of a growing part.
+// Slots per block of a growing part.
 inline constexpr int kBlockSlots = 64;
 // The smallest and largest slot cap that a config or a session may ask for.
 inline constexpr int32_t kMinSlotCap = 2;

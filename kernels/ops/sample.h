@@ -43,6 +43,9 @@ struct DrawParams {
   uint64_t seed = 0;
 };
 
+// A weight e^x of a draw counts as 0 if x is this or less, on every device.
+inline constexpr double kNegligible = -60;
+
 // A token to draw from a row of logits. Adjustments, in this order:
 //   allowed     minus infinity for the others: never drawn
 //   seen        logit / repetition_penalty if positive, else * repetition_penalty

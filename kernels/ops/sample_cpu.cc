@@ -196,7 +196,6 @@ class RowSampler {
   // 2^-53 of the best.
   void Gather(const RowLogits& row, const DrawParams& params) {
     const std::span<const float> logits = row.logits;
-    constexpr double kNegligible = -60;
     const bool cut = params.top_k > 0 && static_cast<size_t>(params.top_k) < logits.size();
     const float best = Sane(logits[ArgMax(logits)]);
     const double scale = 1.0 / static_cast<double>(params.temperature);

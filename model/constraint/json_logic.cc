@@ -2,7 +2,6 @@
 
 #include <algorithm>
 
-#include "base/check.h"
 #include "base/status_macros.h"
 
 namespace ovq::constraint {

@@ -4,7 +4,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
-#include "base/text.h"
 #include "model/constraint/json_keywords.h"
 #include "model/constraint/json_logic.h"
 

@@ -428,7 +428,8 @@ class Partition {
   std::vector<int32_t> sources_;
 };
 
-// The pairs of states of two automata; b's may be -1, "nothing", if `with_nothing`.
+// The texts that both automata accept or, if `is_difference`, a alone. A state is a pair of theirs;
+// b's is -1 where b accepts nothing any more.
 absl::StatusOr<Language> Product(const Language& a, const Language& b, bool is_difference,
                                  Budget& budget) {
   std::vector<std::pair<int32_t, int32_t>> pairs;

@@ -1,7 +1,6 @@
 #include "model/constraint/vocabulary.h"
 
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "base/check.h"

@@ -7,7 +7,6 @@
 #include "model/gguf/block_types.h"
 
 #include <algorithm>
-#include <bit>
 #include <cstring>
 
 #include "kernels/common/tensor.h"

@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstring>
 #include <filesystem>
-#include <functional>
 #include <iterator>
 #include <optional>
 #include <set>

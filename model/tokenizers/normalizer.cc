@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "model/tokenizers/byte_alphabet.h"
 #include "model/tokenizers/chars.h"

@@ -1,6 +1,5 @@
 #include "model/tokenizers/post_processor.h"
 
-#include <algorithm>
 #include <string>
 
 #include "absl/strings/str_cat.h"

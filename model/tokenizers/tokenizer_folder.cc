@@ -6,7 +6,6 @@
 
 #include "absl/status/status.h"
 #include "absl/strings/numbers.h"
-#include "absl/strings/str_cat.h"
 #include "base/files.h"
 #include "base/json.h"
 #include "base/problems.h"

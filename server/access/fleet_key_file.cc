@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "base/files.h"
 #include "base/problems.h"
 #include "base/random.h"
 #include "base/status_macros.h"

@@ -4,7 +4,6 @@
 #include <openssl/sha.h>
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <set>
 #include <utility>

@@ -4,10 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "server/engine/common/limits.h"
-#include "server/http/http_errors.h"
 
 namespace ovq::server {
 

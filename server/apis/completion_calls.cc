@@ -15,7 +15,6 @@
 #include "server/apis/openai_request.h"
 #include "server/calls/generation.h"
 #include "server/engine/common/limits.h"
-#include "server/engine/common/validate.h"
 #include "server/http/http_body.h"
 
 namespace ovq::server {

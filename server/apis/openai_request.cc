@@ -6,7 +6,6 @@
 #include "server/apis/chat_messages.h"
 #include "server/apis/constraint_fields.h"
 #include "server/engine/common/error_facts.h"
-#include "server/http/http_errors.h"
 
 namespace ovq::server {
 namespace {

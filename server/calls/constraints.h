@@ -27,9 +27,9 @@ absl::StatusOr<std::optional<PlacedSource>> ReadConstraint(const v1::SamplingPar
 // Compiled constraints by their forms, for all callers. Any thread.
 class ConstraintCache {
  public:
-  // bytes: of constraints that are kept, in use or being compiled. Half of it is left to those that
-  // are not kept, and a client's own are a quarter at most: the oldest of whoever has most go
-  // first.
+  // bytes: of constraints that are kept, in use or being compiled, shared among clients as
+  // ByteBudget does. At most half of it is kept for later calls, and at most a quarter for one
+  // client: the oldest of whoever has most go first.
   ConstraintCache(size_t bytes, Metrics& metrics);
 
   // The form's constraint, compiled in up to a second where it is new. InvalidArgument names the

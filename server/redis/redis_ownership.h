@@ -84,7 +84,7 @@ class RedisOwnership {
 
   void MoveLoop();
   void AcquireAll(std::vector<Acquisition>& calls, bool ending);
-  // Lets go of a session that was acquired and cannot be used, for this reason; damaged ones are
+  // Releases a session that was acquired and cannot be used, for this reason; damaged ones are
   // quarantined. Returns the error for whoever wanted it.
   absl::Status GiveBack(const std::string& id, const absl::Status& why);
   // Releases a session later that Redis may have given to this server.

@@ -135,7 +135,7 @@ class SessionStore {
   // Requires that no operation on the session is pending.
   virtual void Release(const std::string& id) = 0;
   virtual void Decline(const std::string& id) = 0;  // the session is in use
-  // Sets the session aside for people to look at, so that no server finds it, and releases it.
+  // Keeps the session where people can look at it and no server finds it, and releases it.
   virtual void Quarantine(const std::string& id) = 0;
   virtual size_t owned() const = 0;  // number of sessions that this server owns
   // False if the sessions that this server owned may be another's meanwhile, because the store was

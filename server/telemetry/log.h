@@ -76,7 +76,8 @@ class Log {
   void Warning(std::string_view message, const LogFields& fields = {}) {
     Write(LogLevel::kWarning, LogKind::kServer, message, fields);
   }
-  // The reason why the program ends.
+  // A fault of the server: why it ends, an iteration that hangs, what the session store failed to
+  // do.
   void Error(const absl::Status& status) {
     Write(LogLevel::kError, LogKind::kServer, std::string(status.message()));
   }

@@ -39,7 +39,8 @@ void ReadPrefixes(MetricFamilies& all, const engine::PrefixStats& stats) {
     count("ovq_prefix_not_kept_total", "Prompts and answers that left no copy, by the reason.",
           stats.not_kept[i], {{"reason", engine::kPrefixLosses[i]}});
   }
-  count("ovq_prefix_evictions_total", "Cached states that made room for others.", stats.evictions);
+  count("ovq_prefix_evictions_total", "Cached states that were evicted for others.",
+        stats.evictions);
   auto& bytes = all.Gauges("ovq_prefix_bytes",
                            "Memory of the host for cached states of prompts: in use, allowed.");
   bytes.Add({{"kind", "used"}}).Set(stats.bytes);
@@ -101,7 +102,7 @@ void ReadEngine(MetricFamilies& all, const engine::EngineStats& stats) {
   set("ovq_sessions", sessions, stats.sessions_idle, {{"state", "idle"}});
   set("ovq_sessions", sessions, stats.sessions_hibernated, {{"state", "hibernated"}});
   set("ovq_session_slots",
-      "Sessions of the first memory's default cap that fit in the state memory.",
+      "Sessions of the first cache policy's default cap that fit in the state memory.",
       stats.session_slots);
   set("ovq_session_slots_used",
       "Live sessions of any cap; above the slots if many ask for less than the default.",
@@ -215,12 +216,13 @@ Metrics::Metrics(const ModelDescription& model, const CallLabels& labels)
     }
   }
   if (model.has_dictionary) {
-    dictionary_updates_ = Each(Counters("ovq_dictionary_updates_total",
-                                        "Tokens that chunk updates took up, per layer and head: as "
-                                        "new centroids or into live ones."),
-                               "op", std::vector<const char*>{"insert", "merge"});
+    dictionary_updates_ =
+        Each(Counters("ovq_dictionary_updates_total",
+                      "Tokens that chunk updates consumed, per layer and head: as "
+                      "new slots, or merged into live ones or evicted."),
+             "op", std::vector<const char*>{"insert", "merge"});
     dictionary_fill_ = &OneHistogram("ovq_dictionary_fill_ratio",
-                                     "Live centroids / cap of a request's state at its end.",
+                                     "Live slots / cap of a request's state at its end.",
                                      {.1, .2, .3, .4, .5, .6, .7, .8, .9, 1});
   }
   for (const char* what : kCredentials) {

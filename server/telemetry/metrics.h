@@ -50,7 +50,7 @@ struct ModelDescription {
   std::string cache_policies;  // those to choose from, with commas between
   size_t weight_bytes = 0;
   bool has_gpu = false;         // GPU memory is reported, too
-  bool has_dictionary = false;  // some layer has centroids
+  bool has_dictionary = false;  // some layer has slots up to a cap
 };
 
 // --- values of labels ---
@@ -192,16 +192,17 @@ class Metrics : private MetricFamilies {
   Gauge& draining = OneGauge("ovq_draining", "1 from the signal to stop until the end.");
   Counter& iteration_timeouts =
       OneCounter("ovq_step_timeouts_total", "Steps that took longer than --step-timeout.");
-  Gauge& damaged_sessions =
-      OneGauge("ovq_session_files_damaged", "Sessions whose files the last start quarantined.");
+  Gauge& damaged_sessions = OneGauge(
+      "ovq_session_files_damaged",
+      "Sessions whose files the last start quarantined, or could not read and left alone.");
   Gauge& owned_sessions = OneGauge(
       "ovq_sessions_owned", "Sessions in --session-dir or --session-store that this server owns.");
   Gauge& http_connections = OneGauge("ovq_http_connections", "Open connections of the HTTP front.");
   Gauge& http_streams = OneGauge("ovq_http_open_streams", "Answers being streamed over HTTP.");
   ByLabel<Counter*> http_refusals =
       Each(Counters("ovq_http_connections_refused_total",
-                    "Connections that --http-max-connections had no room for; idle: ended to make "
-                    "room; tls: without a context."),
+                    "Connections that --http-max-connections had no room for; idle, gave_way: "
+                    "ended for others; tls: without a certificate that can be used."),
            "reason", kHttpRefusals);
   Histogram& constraint_compile = OneHistogram(
       "ovq_constraint_compile_seconds", "Time to compile a constraint that was not kept.",
@@ -238,7 +239,8 @@ class Metrics : private MetricFamilies {
   ByLabel<Counter*> rejections_ = Each(
       Counters("ovq_admission_rejections_total", "Requests and sessions refused for want of room."),
       "reason", engine::kRejectReasons);
-  Counter& prompt_tokens_ = OneCounter("ovq_prompt_tokens_total", "Prompt tokens absorbed.");
+  Counter& prompt_tokens_ =
+      OneCounter("ovq_prompt_tokens_total", "Prompt tokens, cached ones included.");
   Counter& generated_tokens_ = OneCounter("ovq_generated_tokens_total", "Tokens generated.");
   Counter& drafted_tokens_ =
       OneCounter("ovq_drafted_tokens_total", "Tokens that were guessed and checked (--speculate).");
@@ -293,9 +295,9 @@ class Metrics : private MetricFamilies {
   ByLabel<Histogram*> session_event_duration_ =  // without expiry, which nobody waits for
       Each(Histograms(
                "ovq_session_event_duration_seconds",
-               "From a call to its session opened, its prompt absorbed, or copied, or taken "
-               "back, its tokens read again, or its state copied out or in, or closed, its memory "
-               "given back; wake: to its state back from the disk; take_over: to its being here."),
+               "From a call to its session opened, its prompt prefilled, or copied, or rewound, "
+               "its tokens replayed, or its state copied out or in, or closed, its memory "
+               "released; wake: to its state swapped in; take_over: to the session owned here."),
            "event",
            {"open", "fork", "rewind", "export", "export_delta", "import", "close", "wake",
             "take_over"},
@@ -329,8 +331,9 @@ class Metrics : private MetricFamilies {
   Counter& replayed_tokens_ =
       OneCounter("ovq_replayed_tokens_total",
                  "Tokens that were read again to take sessions back, or to wake them.");
-  Histogram& session_tokens_ = OneHistogram(
-      "ovq_session_tokens", "Tokens of a session when it was closed or expired.", kTokenBuckets);
+  Histogram& session_tokens_ =
+      OneHistogram("ovq_session_tokens",
+                   "Tokens of a session when it was closed, expired or evicted.", kTokenBuckets);
   // Empty and null for models without a dictionary.
   ByLabel<Counter*> dictionary_updates_;
   Histogram* dictionary_fill_ = nullptr;

@@ -7,7 +7,6 @@
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_format.h"
 #include "base/text.h"
 #include "base/thread_name.h"
 #include "server/engine/common/error_facts.h"

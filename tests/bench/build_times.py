@@ -9,7 +9,6 @@ remainder of the line 'all'.
 """
 import argparse
 import collections
-import os
 import pathlib
 import re
 import resource

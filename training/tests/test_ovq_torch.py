@@ -3,7 +3,6 @@
 A result is a sum of at most a few hundred products of numbers near 1, so that two orders of summation differ by some 1e-14
 of the largest element; gradients add some hundreds of these. CLOSE leaves a factor of ten."""
 
-import dataclasses
 import io
 import os
 import random
@@ -23,7 +22,7 @@ from ovq.dictionary import ovq_attention
 from ovq.model import OvqModel, load_model
 from ovq_torch import (ClosestPairAttention, Decoder, FullAttention, GatedDeltaNet, KVMAttention, OVQAttention,
                        SlidingAttention, VQAttention, chunked)
-from ovq_torch.state import Dictionary, map_tensors
+from ovq_torch.state import map_tensors
 from test_mixers import random_qkv
 
 CLOSE = 1e-12

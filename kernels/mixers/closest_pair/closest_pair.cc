@@ -1,6 +1,5 @@
 #include "kernels/mixers/closest_pair/closest_pair.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/str_cat.h"
@@ -41,7 +40,7 @@ constexpr ValidRange kValidBounds = {.least = kNotJoined, .most = HUGE_VAL};
 
 void ReadConfig(const FieldReaders& from, ClosestPairConfig& config) {
   ReadDictionary(from, kMaxPairCudaChunkLen, config);
-  RefuseVariants(from.section, config, "rows that merge by closest pairs");
+  RefuseVariants(from.section, config, "slots that merge by closest pairs");
 }
 
 ClosestPairAttention::ClosestPairAttention(const StateSpec& spec, const ClosestPairConfig& config)

@@ -31,6 +31,8 @@ struct KvBlock {
 // Blocks per segment. Each segment is summed on its own and the segments' sums are folded in order,
 // always, so that threads may share a row's blocks without changing its bits.
 constexpr int kCpuSegmentBlocks = 8;
+// Below any score of finite inputs, and finite: the initial running maximum, on every device.
+constexpr float kLowestScore = -3.0e38f;
 
 // One tile of queries and probes (together its rows) of one key/value head. All rows read the same
 // blocks in the same order, masked slots included, so a row's bits never depend on its neighbours.

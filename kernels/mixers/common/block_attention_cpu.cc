@@ -34,8 +34,6 @@ constexpr int kVectors = kLanes == 16 ? 4 : 2;
 // The number of rows scored together, as a compile-time constant.
 template <int kRows>
 using Rows = std::integral_constant<int, kRows>;
-// Below any score of finite inputs, and finite: the initial running maximum.
-constexpr float kLowestScore = -3.0e38f;
 
 // Prefetches n elements of the next block.
 template <class T>

@@ -1,5 +1,5 @@
-// KvmFold: what the CPU and CUDA share when a chunk leaves the window: addresses, the sums of a row
-// and what attention reads of it.
+// KvmFold: what the CPU and CUDA share when a chunk leaves the window: addresses, the sums of a
+// slot and what attention reads of it.
 #pragma once
 
 #include <cmath>
@@ -29,14 +29,14 @@ struct KvmFold {
   constexpr int32_t n_tokens() const { return blocks.wave_span; }
   constexpr int32_t n_new() const { return chunk.n_next - chunk.n_old; }
   constexpr bool is_first() const { return chunk.n_old == 0; }
-  // Some but not all tokens are appended; the existing rows decide which.
+  // Some but not all tokens are appended; the existing slots decide which.
   constexpr bool selects() const { return !is_first() && n_new() > 0 && n_new() < n_tokens(); }
-  // The number of protected rows; at least one row stays free to merge into.
+  // The number of protected slots; at least one slot stays free to merge into.
   constexpr int32_t sinks() const {
     return config.sink_len < chunk.n_next ? config.sink_len : chunk.n_next - 1;
   }
 
-  // The key and value of a row or of a window token: channels are 64 elements apart in keys,
+  // The key and value of a slot or of a window token: channels are 64 elements apart in keys,
   // adjacent in values.
   constexpr T* Key(const StatePlace& place, int32_t i) const {
     return place.At<T>(chunk.session, chunk.kv_head, i / kBlockSlots) + i % kBlockSlots;
@@ -47,12 +47,12 @@ struct KvmFold {
   }
   constexpr const T* WindowKey(int32_t i) const { return Key(blocks.recent_keys.place, i); }
   constexpr const T* WindowValue(int32_t i) const { return Value(blocks.recent_values.place, i); }
-  constexpr float& Length(int32_t row) const {
+  constexpr float& Length(int32_t slot) const {
     return parts.lengths.At<float>(chunk.session, chunk.kv_head,
-                                   row / kBlockSlots)[row % kBlockSlots];
+                                   slot / kBlockSlots)[slot % kBlockSlots];
   }
 
-  // The factor of token i's key or value in the row that it becomes or merges into.
+  // The factor of token i's key or value in the slot that it becomes or merges into.
   constexpr float Gate(int32_t i, bool is_value, bool appends) const {
     const bool merges = is_value ? config.gate_values : config.gate_keys;
     const bool applies = !appends     ? merges
@@ -61,7 +61,7 @@ struct KvmFold {
     return applies && config.gated() ? *parts.gates.At<float>(chunk.session, chunk.kv_head, i)
                                      : 1.0f;
   }
-  // The length that token i's row begins with.
+  // The length that token i's slot begins with.
   constexpr float FirstLength(int32_t i) const {
     if (!config.value_lengths) return 1;
     const T* value = WindowValue(i);
@@ -93,25 +93,26 @@ struct KvmFold {
   constexpr float Normed(float x, const Norm& norm, int c) const {
     return (x - norm.mean) * norm.scale * args.weights.norm_weight[c] + args.weights.norm_bias[c];
   }
-  constexpr Norm RowNorm(int32_t row) const {
-    const T* sums = Key(parts.key_sums, row);
+  constexpr Norm SlotNorm(int32_t slot) const {
+    const T* sums = Key(parts.key_sums, slot);
     return MeasureNorm([&](int c) { return ToFloat(sums[c * kBlockSlots]); });
   }
 
   constexpr int key_groups() const { return (d() + kRoundingGroup - 1) / kRoundingGroup; }
-  // Groups of channels of a row: keys first, then values.
+  // Groups of channels of a slot: keys first, then values.
   constexpr int groups() const {
     return key_groups() + (dv() + kRoundingGroup - 1) / kRoundingGroup;
   }
-  // Sums one group of a row's channels: token i alone, or i, next(i), ..., added to the row's old
+  // Sums one group of a slot's channels: token i alone, or i, next(i), ..., added to the slot's old
   // sum. key(i, c): channel c of a token's key, without its temperature, normalised.
   template <class KeyFn, class NextFn>
-  constexpr void SumGroup(int32_t i, int32_t row, bool appends, int group, KeyFn&& key,
+  constexpr void SumGroup(int32_t i, int32_t slot, bool appends, int group, KeyFn&& key,
                           NextFn&& next) const {
     const bool is_value = group >= key_groups();
     const int from = (is_value ? group - key_groups() : group) * kRoundingGroup;
     const int left = (is_value ? dv() : d()) - from, stride = is_value ? 1 : kBlockSlots;
-    T* sums = (is_value ? Value(parts.value_sums, row) : Key(parts.key_sums, row)) + from * stride;
+    T* sums =
+        (is_value ? Value(parts.value_sums, slot) : Key(parts.key_sums, slot)) + from * stride;
     float sum[kRoundingGroup] = {};
     for (int c = 0; c < kRoundingGroup; ++c) {
       if (!appends && c < left) sum[c] = ToFloat(sums[c * stride]);
@@ -125,29 +126,29 @@ struct KvmFold {
     }
     const RoundingKey rounding = {.layer = static_cast<uint32_t>(blocks.layer),
                                   .kv_head = static_cast<uint32_t>(chunk.kv_head),
-                                  .row = static_cast<uint32_t>(row),
+                                  .row = static_cast<uint32_t>(slot),
                                   .is_value = is_value,
                                   .chunk = chunk.chunk};
     RoundGroup(sum, left, rounding, static_cast<uint32_t>(from), 1, sums,
                static_cast<size_t>(stride));
   }
 
-  // Recomputes a row's key and value, which attention reads, from its sums and its length. A value
+  // Recomputes a slot's key and value, which attention reads, from its sums and its length. A value
   // is sum / norm * length with value lengths, else sum / length.
-  constexpr void Refresh(int32_t row) const {
-    const Norm of_key = RowNorm(row);
-    const T* sums = Key(parts.key_sums, row);
-    T* key = Key(blocks.dictionary_keys.place, row);
+  constexpr void Refresh(int32_t slot) const {
+    const Norm of_key = SlotNorm(slot);
+    const T* sums = Key(parts.key_sums, slot);
+    T* key = Key(blocks.dictionary_keys.place, slot);
     const float temp = args.weights.state_temps[chunk.kv_head];
     for (int c = 0; c < d(); ++c) {
       const float normed = Normed(ToFloat(sums[c * kBlockSlots]), of_key, c);
       key[c * kBlockSlots] = Slots<T>::Nearest(normed * temp);
     }
-    const T* of_values = Value(parts.value_sums, row);
-    T* to = Value(blocks.dictionary_values.place, row);
+    const T* of_values = Value(parts.value_sums, slot);
+    T* to = Value(blocks.dictionary_values.place, slot);
     float squares = 0;
     for (int c = 0; c < dv(); ++c) squares += ToFloat(of_values[c]) * ToFloat(of_values[c]);
-    const float root = std::sqrt(squares), length = Length(row),
+    const float root = std::sqrt(squares), length = Length(slot),
                 norm = root > kKvmSmallestNorm ? root : kKvmSmallestNorm;
     for (int c = 0; c < dv(); ++c) {
       const float sum = ToFloat(of_values[c]),

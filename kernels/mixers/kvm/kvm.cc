@@ -4,7 +4,6 @@
 #include <array>
 #include <cmath>
 #include <iterator>
-#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -30,7 +29,7 @@ void ReadLaw(const FieldReaders& from, KvmLaw& law) {
   section.Int("n_bswa_chunks", law.window_chunks, 1, 256);
   section.Choice("state_budget_mode", law.budget, kBudgets);
   section.Float("state_growth_factor", law.factor, 0, 1e9);
-  // At most 1, or rows would grow faster than tokens arrive.
+  // At most 1, or slots would grow faster than tokens arrive.
   section.Float("state_growth_exponent", law.exponent, 0, 1);
   if (law.saturation_n > 0 || section.Has("state_saturation_n")) {
     section.Int("state_saturation_n", law.saturation_n, 1, kMaxSlotCap);
@@ -150,7 +149,7 @@ void KvmAttention::LoadOwn(const MixerSpec& spec) {
     if (!weights.status().ok()) return;
     front = ToFloats(of_front);
     state = ToFloats(of_state);
-    // Window keys are stored times their temperature; the rows' keys are recovered from them by
+    // Window keys are stored times their temperature; the slots' keys are recovered from them by
     // dividing.
     if (std::ranges::count(front, 0.0f) > 0) {
       weights.Update(absl::InvalidArgumentError(

@@ -1,4 +1,4 @@
-// Key-Value Means: one softmax over a block sliding window and over state rows, to which tokens
+// Key-Value Means: one softmax over a block sliding window and over slots, to which tokens
 // that leave the window are appended or merged. KVM paper section 4; equations in README.md.
 #pragma once
 
@@ -13,7 +13,7 @@ inline constexpr int64_t kMaxKvmCudaChunkLen = 2048;
 
 enum class KvmBudget : uint8_t { kFixed, kPowerLaw, kSaturation };
 
-// The number of state rows, where W = chunk_len and nb = window_chunks is the window's length in
+// The number of slots, where W = chunk_len and nb = window_chunks is the window's length in
 // chunks.
 struct KvmLaw {
   KvmBudget budget = KvmBudget::kFixed;        // state_budget_mode
@@ -24,9 +24,9 @@ struct KvmLaw {
   // For kPowerLaw and kSaturation: rounds down to a multiple, then at least min_slots
   // (state_round_down, state_min_len).
   int64_t round_down = 1, min_slots = -1;
-  int64_t max_chunks = 1;  // upper bound of rows, in chunks: n_max_d_chunks
+  int64_t max_chunks = 1;  // upper bound of slots, in chunks: n_max_d_chunks
 
-  // Rows after c whole chunks, before a session's cap: 0 for c < nb, else
+  // Slots after c whole chunks, before a session's cap: 0 for c < nb, else
   //   max(W, min(max(T(c W), min_slots), (c + 1 - nb) W, max_chunks W))
   // It never grows by more than W a chunk.
   int64_t SlotsAt(int64_t chunks) const;
@@ -38,13 +38,14 @@ struct KvmLaw {
 struct KvmRule {
   KvmLaw law;
   int64_t default_slot_cap = 4096;  // of sessions that name none: max_centroids
-  int sink_len = 1;                 // the first rows, into which nothing is merged
-  int masked_dims = 0;              // first channels of a key, zeroed before it enters a row
+  int sink_len = 1;                 // the first slots, into which nothing is merged
+  int masked_dims = 0;              // first channels of a key, zeroed before it enters a slot
   bool gate_keys = true, gate_values = true, gate_first = false, gate_appends = true;
   bool head_temps = true;  // use_head_temps
-  // True: a row's value keeps the length of its first value. False: lengths count merges. use_vlens
+  // True: a slot's value keeps the length of its first value. False: lengths count merges.
+  // use_vlens
   bool value_lengths = true;
-  // Rounds row values to bfloat16 whatever the dtype: values_round_to_bfloat16.
+  // Rounds slot values to bfloat16 whatever the dtype: values_round_to_bfloat16.
   bool round_values = false;
 
   constexpr bool gated() const { return gate_keys || gate_values; }
@@ -52,21 +53,21 @@ struct KvmRule {
 struct KvmConfig : AttentionConfig, KvmRule {};
 void ReadConfig(const FieldReaders& from, KvmConfig& config);
 
-// The state's places beside the window and the rows' keys and values.
+// The state's places beside the window and the slots' keys and values.
 struct KvmParts {
   StatePlace gates;    // float, indexed by window token; unset if all gates are 1
-  StatePlace lengths;  // float [64] per block of rows
-  // The sums behind the rows' keys and values, in the same layout.
+  StatePlace lengths;  // float [64] per block of slots
+  // The sums behind the slots' keys and values, in the same layout.
   StatePlace key_sums, value_sums;
 };
 struct KvmWeights {
   const float* norm_weight;  // [head_dim]
   const float* norm_bias;    // [head_dim]
   const float* front_temps;  // [n_heads], factor of window keys
-  const float* state_temps;  // [n_heads], factor of a row's key after its norm
+  const float* state_temps;  // [n_heads], factor of a slot's key after its norm
 };
 
-// State rows are the dictionary of `blocks`; window tokens, with keys stored times their
+// Slots are the dictionary of `blocks`; window tokens, with keys stored times their
 // temperature, are its recent tokens.
 struct KvmArgs : AttentionArgs {
   KvmRule config;

@@ -1,10 +1,10 @@
-// Key-Value Means on the CPU, KVM paper section 4. For one head with state rows r (key sums sk
+// Key-Value Means on the CPU, KVM paper section 4. For one head with slots r (key sums sk
 // [n_rows, head_dim], value sums sv [n_rows, value_head_dim], lengths sl [n_rows]) and the window's
 // keys K and values V up to position t:
 //   o_t = softmax(q_t [LN(sk) temp_s | K temp_f]^T) [sv / |sv| sl | V]
 // When a chunk leaves the window, its keys k_i become p_i = LN(k_i without masked channels), with
-// gates g_i. The keys least similar to any row are appended; the others merge:
-//   sk_r += sum_i g_i p_i,  sv_r += sum_i g_i v_i  over the keys i whose most similar row is r
+// gates g_i. The keys least similar to any slot are appended; the others merge:
+//   sk_r += sum_i g_i p_i,  sv_r += sum_i g_i v_i  over the keys i whose most similar slot is r
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -22,14 +22,14 @@ namespace {
 struct Buffers {
   float* keys;           // [n][head_dim], prepared for scoring
   const float** key_of;  // [n] -> keys
-  float* score;          // [n], score of the best row to merge into so far
-  int32_t* row;          // [n], that row
-  float* nearness;       // [n], highest score of any row
-  float* block_score;    // [n], best score within one block of rows
+  float* score;          // [n], score of the best slot to merge into so far
+  int32_t* slot;         // [n], that slot
+  float* nearness;       // [n], highest score of any slot
+  float* block_score;    // [n], best score within one block of slots
   int32_t* block_slot;   // [n]
   int32_t* order;        // [n]
   float* block;          // [head_dim][64]
-  int32_t* next;         // [n], the next token merged into the same row, or -1
+  int32_t* next;         // [n], the next token merged into the same slot, or -1
   float* scratch;
 };
 
@@ -39,7 +39,7 @@ Buffers MakeBuffers(ScratchScope& scope, const KvmArgs& args) {
   return {.keys = scope.Allocate<float>(n * static_cast<size_t>(d)),
           .key_of = scope.Allocate<const float*>(n),
           .score = scope.Allocate<float>(n),
-          .row = scope.Allocate<int32_t>(n),
+          .slot = scope.Allocate<int32_t>(n),
           .nearness = scope.Allocate<float>(n),
           .block_score = scope.Allocate<float>(n),
           .block_slot = scope.Allocate<int32_t>(n),
@@ -130,11 +130,11 @@ class Fold {
 
   void ForgetScores() const {
     std::fill_n(buffers_.score, n_, -std::numeric_limits<float>::infinity());
-    std::fill_n(buffers_.row, n_, at_.sinks());
+    std::fill_n(buffers_.slot, n_, at_.sinks());
   }
 
-  // Scores rows [begin, end): a better score replaces buffers.score and its row; ties to the lowest
-  // row. A score is one chain over the channels: equal rows and keys have equal scores.
+  // Scores slots [begin, end): a better score replaces buffers.score and its slot; ties to the
+  // lowest slot. A score is one chain over the channels: equal slots and keys have equal scores.
   void Probe(int32_t begin, int32_t end) const {
     for (int32_t first = begin; first < end; first += kBlockSlots) {
       const int32_t n_slots = std::min(kBlockSlots, end - first);
@@ -164,12 +164,12 @@ class Fold {
       for (int i = 0; i < n_; ++i) {
         if (!(buffers_.block_score[i] > buffers_.score[i])) continue;
         buffers_.score[i] = buffers_.block_score[i];
-        buffers_.row[i] = first + buffers_.block_slot[i];
+        buffers_.slot[i] = first + buffers_.block_slot[i];
       }
     }
   }
 
-  // Fills buffers.order: first the n_new tokens that are least similar to any row, ties to the
+  // Fills buffers.order: first the n_new tokens that are least similar to any slot, ties to the
   // lower token, then the others; both parts in order of position.
   void Select(int n_new) const {
     float* nearness = buffers_.nearness;
@@ -182,39 +182,39 @@ class Fold {
     std::sort(order + n_new, order + n_);
   }
 
-  void Append(int i, int32_t row) const {
-    SumRow(i, row, /*appends=*/true);
-    at_.Length(row) = at_.FirstLength(i);
-    at_.Refresh(row);
+  void Append(int i, int32_t slot) const {
+    SumSlot(i, slot, /*appends=*/true);
+    at_.Length(slot) = at_.FirstLength(i);
+    at_.Refresh(slot);
   }
 
-  // Merges tokens order[n_new ...] into their best rows, those of one row in order of position.
+  // Merges tokens order[n_new ...] into their best slots, those of one slot in order of position.
   void Merge(int n_new) const {
     int32_t* begin = buffers_.order + n_new;
     int32_t* const end = buffers_.order + n_;
-    const int32_t* row_of = buffers_.row;
+    const int32_t* slot_of = buffers_.slot;
     std::sort(begin, end, [&](int32_t a, int32_t b) {
-      return row_of[a] != row_of[b] ? row_of[a] < row_of[b] : a < b;
+      return slot_of[a] != slot_of[b] ? slot_of[a] < slot_of[b] : a < b;
     });
     while (begin < end) {
-      const int32_t first = *begin, row = row_of[first];
-      for (; begin < end && row_of[*begin] == row; ++begin) {
-        const bool is_last = begin + 1 == end || row_of[begin[1]] != row;
+      const int32_t first = *begin, slot = slot_of[first];
+      for (; begin < end && slot_of[*begin] == slot; ++begin) {
+        const bool is_last = begin + 1 == end || slot_of[begin[1]] != slot;
         buffers_.next[*begin] = is_last ? -1 : begin[1];
       }
-      SumRow(first, row, /*appends=*/false);
-      if (at_.config.value_lengths) at_.Refresh(row);
+      SumSlot(first, slot, /*appends=*/false);
+      if (at_.config.value_lengths) at_.Refresh(slot);
     }
-    for (int32_t row = 0; !at_.config.value_lengths && row < at_.chunk.n_next; ++row) {
-      at_.Length(row) += 1;
-      at_.Refresh(row);
+    for (int32_t slot = 0; !at_.config.value_lengths && slot < at_.chunk.n_next; ++slot) {
+      at_.Length(slot) += 1;
+      at_.Refresh(slot);
     }
   }
 
-  void SumRow(int32_t i, int32_t row, bool appends) const {
+  void SumSlot(int32_t i, int32_t slot, bool appends) const {
     for (int group = 0; group < at_.groups(); ++group) {
       at_.SumGroup(
-          i, row, appends, group, [&](int32_t token, int c) { return Key(token)[c]; },
+          i, slot, appends, group, [&](int32_t token, int c) { return Key(token)[c]; },
           [&](int32_t token) { return buffers_.next[token]; });
     }
   }

@@ -1,5 +1,6 @@
 // Key-Value Means on CUDA, the equations of kvm_cpu.cc: first gates, then the attention kernels
-// over rows and window, then the fold of the leaving chunk, one thread block per head of a session.
+// over slots and window, then the fold of the leaving chunk, one thread block per head of a
+// session.
 #include "kernels/common/cuda/cuda_device.h"
 #include "kernels/common/cuda/shared.cuh"
 #include "kernels/mixers/common/cuda/full_chunk.cuh"
@@ -11,23 +12,23 @@ namespace cuda {
 namespace {
 
 constexpr int kFoldThreads = 256;
-// Rows that are scored together, and how many of their channels are in shared memory at a time.
+// Slots that are scored together, and how many of their channels are in shared memory at a time.
 constexpr int kTileSlots = 16;
 constexpr int kTileChannels = 64;
 
 // One element per token of the chunk.
 struct TokenArrays {
   SharedPtr<float> mean, scale;  // statistics of its key's LayerNorm
-  SharedPtr<float> score;        // score of the best row to merge into so far
-  SharedPtr<int32_t> row;        // that row
-  SharedPtr<float> nearness;     // highest score of any row
-  SharedPtr<int32_t> appended;   // row that the token becomes, or -1
+  SharedPtr<float> score;        // score of the best slot to merge into so far
+  SharedPtr<int32_t> slot;       // that slot
+  SharedPtr<float> nearness;     // highest score of any slot
+  SharedPtr<int32_t> appended;   // slot that the token becomes, or -1
   SharedPtr<int32_t>
-      next;  // shares nearness' memory: the next token merged into the same row, or -1
+      next;  // shares nearness' memory: the next token merged into the same slot, or -1
   SharedPtr<int32_t>
       first;  // shares score's memory: whether the token is the first one merged there
 };
-// The rows of a tile.
+// The slots of a tile.
 struct TileArrays {
   SharedPtr<float> mean, scale;  // [kTileSlots]
   SharedPtr<float> keys;         // [kTileChannels][kTileSlots]
@@ -40,9 +41,9 @@ constexpr size_t ChooseSharedBytes(int32_t n_tokens) {
 // Shared memory that every supported GPU allows a thread block.
 static_assert(ChooseSharedBytes(kMaxKvmCudaChunkLen) <= size_t{99} << 10);
 
-// Chooses the rows that the tokens of a leaving chunk become or merge into: one thread per token,
+// Chooses the slots that the tokens of a leaving chunk become or merge into: one thread per token,
 // tokens' scores in shared memory. A score is one chain of sums over the channels, so equal keys
-// and rows have equal scores.
+// and slots have equal scores.
 template <class T>
 struct Choice {
   using Norm = typename KvmFold<T>::Norm;
@@ -56,7 +57,7 @@ struct Choice {
     tokens = {.mean = DynamicShared<float>(0),
               .scale = DynamicShared<float>(bytes),
               .score = DynamicShared<float>(2 * bytes),
-              .row = DynamicShared<int32_t>(3 * bytes),
+              .slot = DynamicShared<int32_t>(3 * bytes),
               .nearness = DynamicShared<float>(4 * bytes),
               .appended = DynamicShared<int32_t>(5 * bytes),
               .next = DynamicShared<int32_t>(4 * bytes),
@@ -90,11 +91,11 @@ struct Choice {
   __device__ void ForgetScores() const {
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
       tokens.score[i] = -INFINITY;
-      tokens.row[i] = at.sinks();
+      tokens.slot[i] = at.sinks();
     }
   }
 
-  // Loads channels [begin, begin + kTileChannels) of the normalised keys of a tile's rows.
+  // Loads channels [begin, begin + kTileChannels) of the normalised keys of a tile's slots.
   __device__ void LoadTile(int32_t first, int32_t n_slots, int begin) const {
     for (int item = threadIdx.x; item < kTileSlots * kTileChannels; item += kFoldThreads) {
       const int r = item % kTileSlots, c = begin + item / kTileSlots;
@@ -108,13 +109,13 @@ struct Choice {
     }
   }
 
-  // Scores rows [begin, end): a better score replaces a token's score and row; ties to the lowest
-  // row. All threads must call it together.
+  // Scores slots [begin, end): a better score replaces a token's score and slot; ties to the lowest
+  // slot. All threads must call it together.
   __device__ void Probe(int32_t begin, int32_t end) const {
     for (int32_t first = begin; first < end; first += kTileSlots) {
       const int32_t n_slots = end - first < kTileSlots ? end - first : kTileSlots;
       if (static_cast<int32_t>(threadIdx.x) < n_slots) {
-        const Norm norm = at.RowNorm(first + static_cast<int32_t>(threadIdx.x));
+        const Norm norm = at.SlotNorm(first + static_cast<int32_t>(threadIdx.x));
         tile.mean[threadIdx.x] = norm.mean;
         tile.scale[threadIdx.x] = norm.scale;
       }
@@ -143,19 +144,19 @@ struct Choice {
     }
     if (!exists) return;
     float best = tokens.score[i];
-    int32_t row = tokens.row[i];
+    int32_t slot = tokens.slot[i];
 #pragma unroll
     for (int r = 0; r < kTileSlots; ++r) {
       if (r >= n_slots || !(sum[r] > best)) continue;
       best = sum[r];
-      row = first + r;
+      slot = first + r;
     }
     tokens.score[i] = best;
-    tokens.row[i] = row;
+    tokens.slot[i] = slot;
   }
 
-  // Fills tokens.appended: rows for the tokens that are least similar to any row, ties to the lower
-  // token, in order of position; the first tokens where there is no choice.
+  // Fills tokens.appended: slots for the tokens that are least similar to any slot, ties to the
+  // lower token, in order of position; the first tokens where there is no choice.
   __device__ void Select() const {
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
       int32_t rank = i;
@@ -171,14 +172,14 @@ struct Choice {
     }
     __syncthreads();
     if (threadIdx.x != 0) return;
-    int32_t row = at.chunk.n_old;
+    int32_t slot = at.chunk.n_old;
     for (int32_t i = 0; i < at.n_tokens(); ++i) {
       const int32_t becomes_slot = tokens.appended[i];
-      if (becomes_slot >= 0) tokens.appended[i] = row++;
+      if (becomes_slot >= 0) tokens.appended[i] = slot++;
     }
   }
 
-  // Chooses the tokens that become rows, and every token's best old row.
+  // Chooses the tokens that become slots, and every token's best old slot.
   __device__ void ChooseAppended() const {
     PrepareKeys();
     ForgetScores();
@@ -202,14 +203,14 @@ struct Choice {
     __syncthreads();
   }
 
-  // Chooses the best of all rows for the tokens that are not appended, and links them by row.
+  // Chooses the best of all slots for the tokens that are not appended, and links them by slot.
   __device__ void ChooseMerges() const {
     Probe(at.chunk.n_old > at.sinks() ? at.chunk.n_old : at.sinks(), at.chunk.n_next);
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
-      const int32_t mine = tokens.row[i], becomes = tokens.appended[i];
+      const int32_t mine = tokens.slot[i], becomes = tokens.appended[i];
       int32_t next = -1, first = becomes < 0 ? 1 : 0;
       for (int32_t j = at.n_tokens() - 1; j >= 0; --j) {
-        const int32_t other = tokens.row[j], other_becomes = tokens.appended[j];
+        const int32_t other = tokens.slot[j], other_becomes = tokens.appended[j];
         if (other != mine || other_becomes >= 0) continue;
         if (j > i) next = j;
         if (j < i) first = 0;
@@ -221,16 +222,16 @@ struct Choice {
   }
 };
 
-// Adds a leaving chunk to the rows of a head. T: type of keys, values and sums.
+// Adds a leaving chunk to the slots of a head. T: type of keys, values and sums.
 template <class T>
 struct Fold {
   const Choice<T>& choice;
   const KvmFold<T>& at;
   const TokenArrays& tokens;
 
-  __device__ void SumGroup(int32_t i, int32_t row, bool appends, int group) const {
+  __device__ void SumGroup(int32_t i, int32_t slot, bool appends, int group) const {
     at.SumGroup(
-        i, row, appends, group, [&](int32_t token, int c) { return choice.Key(token, c); },
+        i, slot, appends, group, [&](int32_t token, int c) { return choice.Key(token, c); },
         [&](int32_t token) {
           const int32_t next = tokens.next[token];
           return next;
@@ -239,33 +240,33 @@ struct Fold {
 
   __device__ void Append() const {
     for (int32_t item = threadIdx.x; item < at.n_tokens() * at.groups(); item += kFoldThreads) {
-      const int32_t i = item % at.n_tokens(), row = tokens.appended[i];
-      if (row >= 0) SumGroup(i, row, /*appends=*/true, item / at.n_tokens());
+      const int32_t i = item % at.n_tokens(), slot = tokens.appended[i];
+      if (slot >= 0) SumGroup(i, slot, /*appends=*/true, item / at.n_tokens());
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; i < at.n_tokens(); i += kFoldThreads) {
-      const int32_t row = tokens.appended[i];
-      if (row < 0) continue;
-      at.Length(row) = at.FirstLength(i);
-      at.Refresh(row);
+      const int32_t slot = tokens.appended[i];
+      if (slot < 0) continue;
+      at.Length(slot) = at.FirstLength(i);
+      at.Refresh(slot);
     }
     __syncthreads();
   }
 
   __device__ void Merge() const {
     for (int32_t item = threadIdx.x; item < at.n_tokens() * at.groups(); item += kFoldThreads) {
-      const int32_t i = item % at.n_tokens(), first = tokens.first[i], row = tokens.row[i];
-      if (first != 0) SumGroup(i, row, /*appends=*/false, item / at.n_tokens());
+      const int32_t i = item % at.n_tokens(), first = tokens.first[i], slot = tokens.slot[i];
+      if (first != 0) SumGroup(i, slot, /*appends=*/false, item / at.n_tokens());
     }
     __syncthreads();
     for (int32_t i = threadIdx.x; at.config.value_lengths && i < at.n_tokens(); i += kFoldThreads) {
-      const int32_t first = tokens.first[i], row = tokens.row[i];
-      if (first != 0) at.Refresh(row);
+      const int32_t first = tokens.first[i], slot = tokens.slot[i];
+      if (first != 0) at.Refresh(slot);
     }
-    for (int32_t row = threadIdx.x; !at.config.value_lengths && row < at.chunk.n_next;
-         row += kFoldThreads) {
-      at.Length(row) += 1;
-      at.Refresh(row);
+    for (int32_t slot = threadIdx.x; !at.config.value_lengths && slot < at.chunk.n_next;
+         slot += kFoldThreads) {
+      at.Length(slot) += 1;
+      at.Refresh(slot);
     }
   }
 

@@ -1,6 +1,5 @@
 #include "kernels/mixers/mamba2/mamba2.h"
 
-#include <limits>
 #include <vector>
 
 #include "absl/strings/str_cat.h"

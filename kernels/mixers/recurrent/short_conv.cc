@@ -1,6 +1,5 @@
 #include "kernels/mixers/recurrent/short_conv.h"
 
-#include <cmath>
 #include <string>
 #include <vector>
 

@@ -3,7 +3,6 @@
 // as a chain of fused multiply-adds from the oldest input to the newest; u [n_tokens, width],
 // y [n_tokens, n_filters].
 #include <algorithm>
-#include <cstring>
 
 #include "kernels/common/highway_targets.h"
 #include "kernels/common/parallel.h"

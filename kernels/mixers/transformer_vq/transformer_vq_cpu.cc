@@ -5,7 +5,6 @@
 // and at a span's end  V_z += (v_i - V_z) / n_z  over the values i that the next span's tokens do
 // not find in the ring, in order of position.
 #include <algorithm>
-#include <cmath>
 #include <limits>
 #include <vector>
 

@@ -20,8 +20,6 @@
 
 namespace ovq::kernels::cuda {
 
-inline constexpr double kNegligible = -60;  // a weight with this exponent or less counts as 0
-
 // A RowDraw in the device's memory. Its lists lie one after another from `lists` on: seen ids, then
 // (id, count), then (id, bits of the bias), then banned ids. allowed: where the mask begins among
 // the masks' words; -1 without one.

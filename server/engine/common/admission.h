@@ -19,8 +19,7 @@
 
 namespace ovq::engine {
 
-// Makes room where the server is full; it can evict nothing until it is told how. Engine thread
-// only.
+// Evicts where the server is full; until it is told how, it evicts nothing. Engine thread only.
 struct Evictor {
   // Swaps idle states out, least recently used first, until `bytes` are free. Returns whether they
   // are. False where states cannot be swapped out.

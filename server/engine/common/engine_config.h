@@ -134,7 +134,7 @@ struct EngineOptions {
   // The default target is at least this, where short iterations would leave a device idle.
   absl::Duration least_step_time = absl::ZeroDuration();
   Speculation speculation = Speculation::kOff;  // default of requests
-  // Host memory of MatcherCache, and as much again of compiled constraints that are kept for calls.
+  // Host memory of MatcherCache, and as much again of compiled constraints, in use or kept.
   size_t constraint_memory_bytes = size_t{1} << 27;
   constraint::Limits constraint_limits = {};  // of constraints in session files
   // Tokens without a choice are taken without asking the model. Answers are the same either way.
@@ -173,7 +173,7 @@ struct SessionReport {
   const char* event;        // "open", "fork", "rewind", "export", "import", "wake", ..., "expire"
   absl::Duration duration;  // from the call until the state was acquired or released; expire: 0
   int64_t position = 0;     // tokens of the conversation
-  int64_t replayed = 0;     // tokens that a rewind has prefilled again
+  int64_t replayed = 0;     // tokens that a rewind or a swap in has replayed
 };
 // How an import got its session's state: by reading the tokens again; from the file, which a fleet
 // key had signed; or from the file, as trust_session_files takes any.

@@ -72,8 +72,8 @@ class PrefixCache {
   PrefixRun Begin(const std::string& tenant, const ModelVariant& variant,
                   std::span<const int32_t> tokens, int64_t shared, StateHandle& state);
   // Stores a copy of the state, which must be at the run's next stop, behind these tokens. Evicts
-  // other copies to make room: first those that longer ones of their conversations have superseded,
-  // then those used longest ago. A copy larger than the whole budget is not made.
+  // other copies where the budget is used up: first those that longer ones of their conversations
+  // have superseded, then those used longest ago. A copy larger than the whole budget is not made.
   void Keep(PrefixRun& run, std::span<const int32_t> tokens, const StateHandle& state);
   // Stores a copy of the state at the end of an answer, behind the prompt and the answer.
   void KeepAnswer(PrefixRun& run, std::span<const int32_t> tokens, const StateHandle& state);

@@ -45,11 +45,10 @@ absl::Status CheckAlive(const Request& request, SteadyTime now) {
     return absl::CancelledError("cancelled by the caller");
   }
   if (request.deadline > now) return absl::OkStatus();
-  const char* where = !request.admitted ? "in the queue"
-                      : request.is(SessionWork::kRewind)
-                          ? "while reading again what it goes back to"
-                      : request.prefilling() ? "while absorbing the prompt"
-                                             : "while generating";
+  const char* where = !request.admitted                  ? "in the queue"
+                      : request.is(SessionWork::kRewind) ? "while replaying what it goes back to"
+                      : request.prefilling()             ? "while the prompt was prefilled"
+                                                         : "while generating";
   return absl::DeadlineExceededError(std::string("deadline passed ") + where);
 }
 

@@ -1,7 +1,6 @@
 #include "server/engine/common/validate.h"
 
 #include <algorithm>
-#include <limits>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
@@ -298,7 +297,7 @@ absl::Status ValidateGenerate(const EngineConfig& config, const GenerateRequest&
   if (one_shot && request.prompt.empty()) status.Update(EmptyPrompt(prefix));
   if (one_shot && request.expected_position) {
     status.Update(BadField(absl::StrCat(prefix, "expected_position"), "none without session_id",
-                           AsSent(*request.expected_position)));
+                           *request.expected_position));
   }
   status.Update(CheckPrompt(config, request.prompt, prefix));
   if (one_shot) {

@@ -47,7 +47,7 @@ class SessionPersistence {
   void RemoveFiles(const Session& session, StatusCallback then);
   // Removes a session from the table that this server does not own any more.
   void Lose(Session& session);
-  // Removes a session with damaged files from the table; the store moves the files aside.
+  // Removes a session with damaged files from the table; the store quarantines the files.
   void Quarantine(Session& session);
 
   // Writes an idle session's state to disk and frees its memory.

@@ -4,8 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "server/engine/common/limits.h"
-
 namespace ovq::engine {
 
 void SessionTurns::KeepCheckpoint(Session& session) {

@@ -106,7 +106,7 @@ TEST(Deadline, DuringPrefillAndDecode) {
     const Answers answers = ReadAll(*stream);
     EXPECT_EQ(answers.status.code(), absl::StatusCode::kDeadlineExceeded);
     EXPECT_THAT(std::string(answers.status.message()),
-                HasSubstr(step == 2 ? "absorbing" : "generating"));
+                HasSubstr(step == 2 ? "while the prompt was prefilled" : "while generating"));
     EXPECT_EQ(engine.model().gate().steps(), step);
     EXPECT_EQ(report.Wait().reason, FinishReason::kDeadline);
     EXPECT_EQ(engine.SettledStats().state_bytes_reserved, 0u);

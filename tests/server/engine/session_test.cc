@@ -188,6 +188,9 @@ TEST(Session, ATurnThatIsSentAgainIsCarriedOutOnce) {
   one_shot.expected_position = 0;
   EXPECT_EQ(std::string(refusal(one_shot).message()),
             "expected_position: expected none without session_id, got 0");
+  one_shot.expected_position = (uint64_t{1} << 32) + 5;
+  EXPECT_EQ(std::string(refusal(one_shot).message()),
+            "expected_position: expected none without session_id, got 4294967301");
 }
 
 TEST(Session, OneCallAtATime) {

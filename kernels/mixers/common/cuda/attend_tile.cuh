@@ -16,8 +16,6 @@
 namespace ovq::kernels::cuda {
 
 inline constexpr uint32_t kWholeWarp = 0xffffffffu;
-// Below any score of finite inputs, and finite: the initial running maximum.
-inline constexpr float kLowestScore = -3.0e38f;
 // The header of a part of a row's softmax: maximum, sum, two unused; the accumulator follows. For a
 // probe: score, slot.
 inline constexpr int kPartialHeader = 4;
