@@ -13,6 +13,7 @@
 #include <random>
 #include <vector>
 
+#include "absl/strings/numbers.h"
 #include "model/logits_reader.h"
 #include "tests/bench/bench_util.h"
 
@@ -94,6 +95,12 @@ void Main(int64_t vocab) {
 }  // namespace ovq::bench
 
 int main(int argc, char** argv) {
-  ovq::bench::Main(argc > 1 ? std::atoll(argv[1]) : 150'000);
+  int64_t vocab = 150'000;
+  if (argc > 2 || (argc == 2 && (!absl::SimpleAtoi(argv[1], &vocab) || vocab < 1))) {
+    std::fprintf(stderr, "%s: expected at most one argument, a number of tokens from 1 on\n",
+                 argv[1]);
+    return 2;
+  }
+  ovq::bench::Main(vocab);
   return 0;
 }

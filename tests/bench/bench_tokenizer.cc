@@ -17,6 +17,7 @@
 #include "base/check.h"
 #include "base/files.h"
 #include "model/tokenizers/bpe_tokenizer.h"
+#include "tests/bench/bench_util.h"
 
 namespace ovq::bench {
 namespace {
@@ -50,24 +51,21 @@ void Measure(const char* name, const model::BpeTokenizer& tokenizer, const std::
 }
 
 int Main(int argc, char** argv) {
-  Check(argc == 3, "two arguments: the folder of a tokenizer, a file of text");
-  const double begin = Seconds();
-  const absl::StatusOr<std::unique_ptr<model::BpeTokenizer>> tokenizer =
-      model::BpeTokenizer::Load(argv[1], int64_t{1} << 21);
-  if (!tokenizer.ok()) {
-    std::fprintf(stderr, "%s\n", tokenizer.status().ToString().c_str());
-    return 1;
+  if (argc != 3) {
+    std::fprintf(stderr, "expected two arguments: the folder of a tokenizer, a file of text\n");
+    return 2;
   }
+  const double begin = Seconds();
+  const auto tokenizer = ValueOrExit(model::BpeTokenizer::Load(argv[1], int64_t{1} << 21));
   std::printf("loaded in %.2f s\n", Seconds() - begin);
-  const absl::StatusOr<std::string> text = ReadFile(argv[2], size_t{1} << 30);
-  Check(text.ok(), "the text can be read");
+  const std::string text = ValueOrExit(ReadFile(argv[2], size_t{1} << 30));
   std::mt19937 random(1);
   std::string letters(10'000'000, ' ');
   for (char& c : letters) c = static_cast<char>('a' + random() % 26);
-  Measure("text", **tokenizer, *text);
-  Measure("letters", **tokenizer, letters);
-  Measure("one letter", **tokenizer, std::string(letters.size(), 'a'));
-  Measure("blanks", **tokenizer, std::string(letters.size(), ' '));
+  Measure("text", *tokenizer, text);
+  Measure("letters", *tokenizer, letters);
+  Measure("one letter", *tokenizer, std::string(letters.size(), 'a'));
+  Measure("blanks", *tokenizer, std::string(letters.size(), ' '));
   return 0;
 }
 
