@@ -70,7 +70,7 @@ std::vector<float> WeightReader::HostFloats(std::string_view leaf, const Shape& 
 
 Buffer WeightReader::Floats(std::string_view leaf, const Shape& shape) {
   const std::vector<float> values = HostFloats(leaf, shape);
-  return status_.ok() ? context_.Upload(values.data(), values.size() * sizeof(float)) : Buffer();
+  return status_.ok() ? context_.Upload(values) : Buffer();
 }
 
 Buffer WeightReader::Floats(std::span<const WeightPart> parts, float scale) {
@@ -78,7 +78,7 @@ Buffer WeightReader::Floats(std::span<const WeightPart> parts, float scale) {
   for (const WeightPart& part : parts) {
     for (float value : HostFloats(part.leaf, {part.rows})) all.push_back(value * scale);
   }
-  return status_.ok() ? context_.Upload(all.data(), all.size() * sizeof(float)) : Buffer();
+  return status_.ok() ? context_.Upload(all) : Buffer();
 }
 
 Buffer WeightReader::NormWeight(std::string_view leaf, int64_t n, NormWeightKind kind,
@@ -91,7 +91,7 @@ Buffer WeightReader::NormWeight(std::string_view leaf, int64_t n, NormWeightKind
     }
   }
   for (float& value : weight) value *= scale;
-  return status_.ok() ? context_.Upload(weight.data(), weight.size() * sizeof(float)) : Buffer();
+  return status_.ok() ? context_.Upload(weight) : Buffer();
 }
 
 Linear WeightReader::Product(std::span<const WeightPart> parts, int64_t in, float scale) {

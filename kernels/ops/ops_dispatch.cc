@@ -109,7 +109,7 @@ RopeTable::RopeTable(DeviceContext& context, const RopeSpec& spec) : spec_(spec)
         "RopeTable: a factor for each pair");
   std::vector<Phase> frequencies(static_cast<size_t>(n_pairs()));
   for (int i = 0; i < n_pairs(); ++i) frequencies[i] = Frequency(spec, i);
-  frequencies_ = context.Upload(frequencies.data(), frequencies.size() * sizeof(Phase));
+  frequencies_ = context.Upload(frequencies);
 }
 
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {

@@ -35,8 +35,8 @@ ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart
     bias.insert(bias.end(), of_part.begin(), of_part.end());
   }
   if (!spec.weights.status().ok()) return filters;
-  filters.weight = spec.context.Upload(weight.data(), weight.size() * sizeof(float));
-  if (has_bias) filters.bias = spec.context.Upload(bias.data(), bias.size() * sizeof(float));
+  filters.weight = spec.context.Upload(weight);
+  if (has_bias) filters.bias = spec.context.Upload(bias);
   return filters;
 }
 
