@@ -15,8 +15,7 @@ StateField ShortConvField(int64_t width, int conv_size) {
 ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart> parts,
                                int conv_size, bool has_bias) {
   ShortConvFilters filters;
-  int64_t n_filters = 0;
-  for (const WeightPart& part : parts) n_filters += part.rows;
+  const int64_t n_filters = TotalRows(parts);
   std::vector<float> weight(static_cast<size_t>(conv_size * n_filters)), bias;
   int64_t first = 0;
   for (const WeightPart& part : parts) {
