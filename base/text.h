@@ -1,6 +1,7 @@
 // Text for messages, and UTF-8.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -18,6 +19,13 @@ std::string Quoted(std::string_view name);
 
 // Whether the text is 1 to 64 characters A-Z a-z 0-9 . _ -
 bool IsName(std::string_view text);
+
+// The value of a hexadecimal digit; empty for any other character.
+constexpr std::optional<uint32_t> HexDigit(char32_t c) {
+  if (c >= '0' && c <= '9') return c - '0';
+  const char32_t lower = c | 0x20;
+  return lower >= 'a' && lower <= 'f' ? std::optional<uint32_t>(lower - 'a' + 10) : std::nullopt;
+}
 
 // Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms);
 // empty if there is none.

@@ -26,7 +26,7 @@ Norm::Norm(kernels::WeightReader& reader, std::string_view name, const NormSpec&
     bias_ = reader.Floats(absl::StrCat(leaf, ".bias"), {width});
   } else if (spec.kind == NormKind::kLayer) {  // the LayerNorm operation always adds a bias
     const std::vector<float> zeros(static_cast<size_t>(width), 0);
-    bias_ = reader.context().Upload(zeros.data(), zeros.size() * sizeof(float));
+    bias_ = reader.context().Upload(zeros);
   }
 }
 

@@ -94,7 +94,7 @@ class AttrReader {
   }
 
   // These return the field's value, or the fallback, which is not checked. A wrong value reads as
-  // zero or empty.
+  // zero or empty, so that a divisor is read by Int above, into a variable that has its default.
   int64_t Int(std::string_view key, int64_t min, int64_t max);
   int64_t IntOr(std::string_view key, int64_t fallback, int64_t min, int64_t max);
   double FloatOr(std::string_view key, double fallback, double min, double max);

@@ -84,6 +84,10 @@ class DeviceContext {
   std::optional<GpuInfo> Gpu() const;  // current values; none on the CPU. Any thread
 
   Buffer Upload(const void* host, size_t bytes);  // copies; `host` may be freed at once
+  template <class T>
+  Buffer Upload(const std::vector<T>& values) {
+    return Upload(values.data(), values.size() * sizeof(T));
+  }
   void CopyFromHost(void* device, const void* host, size_t bytes);  // as Upload
   void CopyToHost(void* host, const void* device, size_t bytes);    // after all work before it
   void Synchronize();

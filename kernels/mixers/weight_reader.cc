@@ -12,14 +12,8 @@ namespace {
 // bytes are next to nothing and whose errors would reach every head's values.
 constexpr int64_t kLeastInt8Outputs = 64;
 
-int64_t Outputs(std::span<const WeightPart> parts) {
-  int64_t out = 0;
-  for (const WeightPart& part : parts) out += part.rows;
-  return out;
-}
-
 ProductTypes TypesFor(std::span<const WeightPart> parts, ProductTypes types) {
-  if (Outputs(parts) < kLeastInt8Outputs) types.weights = WeightType::kAsComputed;
+  if (TotalRows(parts) < kLeastInt8Outputs) types.weights = WeightType::kAsComputed;
   return types;
 }
 
@@ -70,7 +64,7 @@ std::vector<float> WeightReader::HostFloats(std::string_view leaf, const Shape& 
 
 Buffer WeightReader::Floats(std::string_view leaf, const Shape& shape) {
   const std::vector<float> values = HostFloats(leaf, shape);
-  return status_.ok() ? context_.Upload(values.data(), values.size() * sizeof(float)) : Buffer();
+  return status_.ok() ? context_.Upload(values) : Buffer();
 }
 
 Buffer WeightReader::Floats(std::span<const WeightPart> parts, float scale) {
@@ -78,7 +72,7 @@ Buffer WeightReader::Floats(std::span<const WeightPart> parts, float scale) {
   for (const WeightPart& part : parts) {
     for (float value : HostFloats(part.leaf, {part.rows})) all.push_back(value * scale);
   }
-  return status_.ok() ? context_.Upload(all.data(), all.size() * sizeof(float)) : Buffer();
+  return status_.ok() ? context_.Upload(all) : Buffer();
 }
 
 Buffer WeightReader::NormWeight(std::string_view leaf, int64_t n, NormWeightKind kind,
@@ -91,7 +85,7 @@ Buffer WeightReader::NormWeight(std::string_view leaf, int64_t n, NormWeightKind
     }
   }
   for (float& value : weight) value *= scale;
-  return status_.ok() ? context_.Upload(weight.data(), weight.size() * sizeof(float)) : Buffer();
+  return status_.ok() ? context_.Upload(weight) : Buffer();
 }
 
 Linear WeightReader::Product(std::span<const WeightPart> parts, int64_t in, float scale) {
@@ -121,7 +115,7 @@ T WeightReader::Shared(std::map<std::string, T> SharedProducts::*kind, const std
 Linear WeightReader::Make(std::span<const WeightPart> parts, int64_t in, float scale,
                           ProductTypes types) {
   types = TypesFor(parts, types);
-  count_.Add({.bytes = ProductBytes(Outputs(parts), in, types)});
+  count_.Add({.bytes = ProductBytes(TotalRows(parts), in, types)});
   std::vector<TensorView> views;
   std::string name = absl::StrCat(TypesName(types), " ", scale);
   for (const WeightPart& part : parts) {
@@ -149,8 +143,8 @@ ExpertLinear WeightReader::Experts(std::string_view prefix, const RouterSpec& ro
   const auto of_experts = [&](int n, size_t of_one) {
     return SaturatingMultiply(static_cast<size_t>(n), of_one);
   };
-  const size_t bytes = of_experts(n_experts, ProductBytes(Outputs(parts), in, types));
-  const auto parameters = static_cast<size_t>(Outputs(parts) * in);
+  const size_t bytes = of_experts(n_experts, ProductBytes(TotalRows(parts), in, types));
+  const auto parameters = static_cast<size_t>(TotalRows(parts) * in);
   count_.Add({.bytes = bytes,
               .expert_bytes = bytes,
               .expert_parameters = of_experts(n_experts, parameters),

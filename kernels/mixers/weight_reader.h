@@ -29,6 +29,12 @@ struct WeightPart {
   // For some rows of a larger weight of a product: the first, and the number of all; 0: all rows.
   int64_t first = 0, of = 0;
 };
+// The rows of all parts.
+inline int64_t TotalRows(std::span<const WeightPart> parts) {
+  int64_t rows = 0;
+  for (const WeightPart& part : parts) rows += part.rows;
+  return rows;
+}
 
 // A norm's factor, given a tensor w: w, 1 + w, or 1 without a tensor.
 enum class NormWeightKind : uint8_t { kPlain, kOnePlus, kNone };

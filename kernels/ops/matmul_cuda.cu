@@ -180,8 +180,7 @@ Product MakeInt8Product(DeviceContext& context, const StackedWeights& weights) {
     std::copy_n(rounded.values.begin() + o * weights.in, weights.in, row);
   };
   NoteProduct({weights.in, weights.out, "int8", "own", "weights in int8"});
-  return WithKernels({Pack<int8_t>(context, weights, copy_row),
-                      context.Upload(rounded.scales.data(), rounded.scales.size() * sizeof(float))},
+  return WithKernels({Pack<int8_t>(context, weights, copy_row), context.Upload(rounded.scales)},
                      LaunchProductBF16<uint2>);
 }
 
@@ -211,9 +210,8 @@ ExpertProduct MakeExpertProduct(DeviceContext& context, std::span<const StackedW
     };
   };
   Buffer packed = PackExperts<int8_t>(context, experts, int8_rows_of);
-  return ExpertsWithKernels(
-      {std::move(packed), context.Upload(scales.data(), scales.size() * sizeof(float))},
-      experts.size(), LaunchProductBF16<uint2>);
+  return ExpertsWithKernels({std::move(packed), context.Upload(scales)}, experts.size(),
+                            LaunchProductBF16<uint2>);
 }
 
 Product MakeProduct(DeviceContext& context, const StackedWeights& weights) {

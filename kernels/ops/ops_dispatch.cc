@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <numbers>
 #include <vector>
@@ -109,7 +108,7 @@ RopeTable::RopeTable(DeviceContext& context, const RopeSpec& spec) : spec_(spec)
         "RopeTable: a factor for each pair");
   std::vector<Phase> frequencies(static_cast<size_t>(n_pairs()));
   for (int i = 0; i < n_pairs(); ++i) frequencies[i] = Frequency(spec, i);
-  frequencies_ = context.Upload(frequencies.data(), frequencies.size() * sizeof(Phase));
+  frequencies_ = context.Upload(frequencies);
 }
 
 void PrepareHeads(DeviceContext& context, const HeadPrep& prep) {
@@ -228,19 +227,6 @@ void Embed(DeviceContext& context, TensorView table, std::span<const int32_t> id
   Dispatch<cpu::Embed, cuda::Embed>(context, table, ids, y);
 }
 
-namespace {
-
-int64_t CountAllowed(const RowBest& best, int64_t vocab) {
-  if (best.allowed.empty()) return vocab;
-  int64_t count = 0;
-  for (const uint32_t word : best.allowed) count += std::popcount(word);
-  // Bits behind the vocabulary's end say nothing.
-  if (vocab % 32 != 0) count -= std::popcount(best.allowed.back() >> (vocab % 32));
-  return count;
-}
-
-}  // namespace
-
 void LogSumExp(DeviceContext& context, TensorView x, float* out) {
   Check(IsMatrix(x, DType::kF32) && x.shape[1] > 0, "LogSumExp: x is a float32 matrix");
   Dispatch<cpu::LogSumExp, cuda::LogSumExp>(context, x, out);
@@ -264,7 +250,8 @@ void ReadLogits(DeviceContext& context, TensorView logits, LogitsReading& readin
   for (RowBest& best : reading.bests) {
     Check(is_row(best.row) && best.n > 0, "ReadLogits: a row and how many of its best");
     Check(is_mask(best.allowed), "ReadLogits: a bit for each token");
-    best.best.resize(static_cast<size_t>(std::min(int64_t{best.n}, CountAllowed(best, vocab))));
+    best.best.resize(
+        static_cast<size_t>(std::min(int64_t{best.n}, CountAllowed(best.allowed, vocab))));
   }
   reading.log_sum_exp.resize(static_cast<size_t>(n_rows));
   Dispatch<cpu::ReadLogits, cuda::ReadLogits>(context, logits, reading);

@@ -167,10 +167,7 @@ class RowSampler {
       return {adjusted_};
     }
     const auto vocab = static_cast<int64_t>(logits.size());
-    int64_t n_allowed = 0;
-    for (const uint32_t word : draw.allowed) n_allowed += std::popcount(word);
-    // Bits behind the vocabulary's end say nothing.
-    if (vocab % 32 != 0) n_allowed -= std::popcount(draw.allowed.back() >> (vocab % 32));
+    const int64_t n_allowed = CountAllowed(draw.allowed, vocab);
     const bool is_finite = !std::isnan(draw.log_sum_exp);
     if (n_allowed == 0 || n_allowed * kSparse > vocab) {
       const float sum =

@@ -2,6 +2,7 @@
 // sizes.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "kernels/common/dispatch.h"
@@ -9,6 +10,16 @@
 #include "kernels/ops/sample.h"
 
 namespace ovq::kernels {
+
+// The number of tokens of the vocabulary that a mask allows.
+inline int64_t CountAllowed(TokenMaskBits allowed, int64_t vocab) {
+  if (allowed.empty()) return vocab;
+  int64_t count = 0;
+  for (const uint32_t word : allowed) count += std::popcount(word);
+  // Bits behind the vocabulary's end say nothing.
+  if (vocab % 32 != 0) count -= std::popcount(allowed.back() >> (vocab % 32));
+  return count;
+}
 
 // The random number of a draw; only the upper 53 bits are used.
 inline uint64_t RandomBits(const RowDraw& draw) {

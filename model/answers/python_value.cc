@@ -14,21 +14,19 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "base/text.h"
 #include "model/answers/marker.h"
 
 namespace ovq::answers {
 namespace {
 
-std::optional<uint32_t> Digits(std::string_view text, size_t n, int base) {
+std::optional<uint32_t> Digits(std::string_view text, size_t n, uint32_t base) {
   if (text.size() < n) return std::nullopt;
   uint32_t value = 0;
   for (const char c : text.substr(0, n)) {
-    const int digit = c >= '0' && c <= '9'   ? c - '0'
-                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                             : base;
-    if (digit >= base) return std::nullopt;
-    value = value * static_cast<uint32_t>(base) + static_cast<uint32_t>(digit);
+    const std::optional<uint32_t> digit = HexDigit(c);
+    if (!digit || *digit >= base) return std::nullopt;
+    value = value * base + *digit;
   }
   return value;
 }

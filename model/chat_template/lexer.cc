@@ -19,8 +19,10 @@ constexpr std::array<std::string_view, 27> kOperators = {
     "(",  ")",  "{",  "}",  ">",  "<",  "=", ".", ":", "|", ",", ";", "!"};
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
-bool IsAlnum(char c) { return IsDigit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
-bool IsNameByte(char c) { return IsAlnum(c) || c == '_' || (c & 0x80) != 0; }
+bool IsNameByte(char c) {
+  return IsDigit(c) || (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' ||
+         (c & 0x80) != 0;
+}
 
 // Converts line ends to \n and drops one at the end.
 std::string Normalized(std::string_view source) {
@@ -191,11 +193,9 @@ class Lexer {
 
   // Offset after digits of this base with single underscores between them; `from` if there are
   // none.
-  size_t AfterDigits(size_t from, int base = 10) const {
+  size_t AfterDigits(size_t from, uint32_t base = 10) const {
     const auto is_digit = [&](size_t at) {
-      if (at >= text_.size() || !IsAlnum(text_[at])) return false;
-      const int value = IsDigit(text_[at]) ? text_[at] - '0' : (text_[at] | 0x20) - 'a' + 10;
-      return value < base;
+      return at < text_.size() && HexDigit(text_[at]).value_or(base) < base;
     };
     size_t at = from;
     while (is_digit(at) ||

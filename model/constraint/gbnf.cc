@@ -283,15 +283,11 @@ absl::StatusOr<char32_t> GbnfParser::ParseEscape() {
   }
   uint64_t code = 0;
   for (int i = 0; i < n_digits; ++i) {
-    const char c = at_ < text_.size() ? text_[at_++] : ' ';
-    const int digit = c >= '0' && c <= '9'   ? c - '0'
-                      : c >= 'a' && c <= 'f' ? c - 'a' + 10
-                      : c >= 'A' && c <= 'F' ? c - 'A' + 10
-                                             : -1;
-    if (digit < 0) {
+    const std::optional<uint32_t> digit = HexDigit(at_ < text_.size() ? text_[at_++] : ' ');
+    if (!digit) {
       return Error(begin, absl::StrCat("expected ", n_digits, " hexadecimal digits"));
     }
-    code = 16 * code + static_cast<uint64_t>(digit);
+    code = 16 * code + *digit;
   }
   if (code > kLastCodePoint || (code >= 0xd800 && code <= 0xdfff)) {
     return Error(begin, "this is no code point that a text may have");

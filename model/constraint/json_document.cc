@@ -52,11 +52,10 @@ std::optional<std::string> PercentDecoded(std::string_view text) {
       decoded.push_back(text[i]);
       continue;
     }
-    int byte = 0;
-    if (i + 2 >= text.size() || !absl::SimpleHexAtoi(AbslView(text.substr(i + 1, 2)), &byte)) {
-      return std::nullopt;
-    }
-    decoded.push_back(static_cast<char>(byte));
+    if (i + 2 >= text.size()) return std::nullopt;
+    const std::optional<uint32_t> high = HexDigit(text[i + 1]), low = HexDigit(text[i + 2]);
+    if (!high || !low) return std::nullopt;
+    decoded.push_back(static_cast<char>(*high << 4 | *low));
     i += 2;
   }
   return decoded;
@@ -199,7 +198,8 @@ absl::StatusOr<SchemaId> SchemaDocument::Reference(SchemaId id) {
     size_t index = 0;
     if (at->is_object() && at->contains(key)) {
       at = &at->at(key);
-    } else if (at->is_array() && absl::SimpleAtoi(key, &index) && index < at->size()) {
+    } else if (at->is_array() && absl::SimpleAtoi(key, &index) && index < at->size() &&
+               absl::StrCat(index) == key) {
       at = &(*at)[index];
     } else {
       return Error(id, "$ref", missing);

@@ -362,15 +362,9 @@ class RegexParser {
   std::optional<char32_t> Hex(size_t n_digits) {
     char32_t code = 0;
     for (size_t i = 0; i < n_digits; ++i) {
-      const char32_t digit = Peek(i);
-      const char32_t letter = digit | 0x20;
-      if (digit >= '0' && digit <= '9') {
-        code = code << 4 | (digit - '0');
-      } else if (letter >= 'a' && letter <= 'f') {
-        code = code << 4 | (letter - 'a' + 10);
-      } else {
-        return std::nullopt;
-      }
+      const std::optional<uint32_t> digit = HexDigit(Peek(i));
+      if (!digit) return std::nullopt;
+      code = code << 4 | *digit;
     }
     at_ += n_digits;
     return code;

@@ -86,6 +86,11 @@ void ReadSizes(kernels::AttrReader& file, int64_t vocab_size, int64_t hidden_siz
 // which the mixer that reads it reports.
 int64_t Peek(const kernels::Attrs& fields, std::string_view name, int64_t fallback, int64_t max);
 
+// The name of a field that files write in two ways.
+inline const char* Either(const kernels::Attrs& fields, const char* name, const char* other) {
+  return fields.Has(name) ? name : other;
+}
+
 struct Family {
   std::string_view model_type;
   // Fills in `config`, except for what all families share (dtype, special tokens, tokenizer), which

@@ -165,7 +165,7 @@ absl::Status ReadMesaNet(ConfigFile& all, ModelConfig& config) {
   mesa->fields.head_dim = 128;
   mesa->fields.norm_eps = config.norm.eps;
   // Some versions name the gate's field otherwise.
-  const char* const gate = all.fields.Has("use_output_gate") ? "use_output_gate" : "use_gate";
+  const char* const gate = Either(all.fields, "use_output_gate", "use_gate");
   mesa->names = {{"num_heads"}, {"head_dim"},           {"use_output_gate", gate},
                  {"conv_size"}, {"lambda_lower_bound"}, {"max_cg_step_training"}};
   return Done(all, file, mesa, config);

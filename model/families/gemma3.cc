@@ -77,7 +77,8 @@ absl::Status ReadGemma3(ConfigFile& config_file, ModelConfig& config) {
   file.Int("sliding_window", sliding->fields.window, 2, kMaxWindow);
   reader.ReadMixer(*full);
   reader.ReadMixer(*sliding);
-  const int64_t every = file.IntOr("sliding_window_pattern", 6, 1, kMaxLayers);
+  int64_t every = 6;
+  file.Int("sliding_window_pattern", every, 1, kMaxLayers);
   reader.AddLayers(
       "layer_types",
       {{"sliding_attention", "sliding_attention", sliding},

@@ -78,9 +78,8 @@ absl::Status ReadGranite(ConfigFile& config_file, ModelConfig& config) {
   const int64_t width = file.IntOr("shared_intermediate_size", 1024, 1, kMaxHiddenSize);
   const FeedForwardSpec feed_forward = {
       .kind = FeedForwardKind::kGatedSilu, .width = width, .mixture = GraniteExperts(reader)};
-  const char* types = config_file.fields.Has("layer_types") ? "layer_types" : "layers_block_type";
   reader.AddLayers(
-      types,
+      Either(config_file.fields, "layer_types", "layers_block_type"),
       {{"mamba", "mamba2", mamba},
        {"attention", "full_attention", attention},
        {"linear_attention", "mamba2", mamba},

@@ -135,8 +135,9 @@ absl::Status ReadKimi(ConfigFile& all, ModelConfig& config) {
     file.Fail(field, "expected an integer beside num_experts, but it is missing");
   }
   const FeedForwardSpec experts = has_experts ? KimiExperts(reader) : dense;
-  const int64_t first = file.IntOr("first_k_dense_replace", 0, 0, kMaxLayers),
-                every = file.IntOr("moe_layer_freq", 1, 1, kMaxLayers);
+  const int64_t first = file.IntOr("first_k_dense_replace", 0, 0, kMaxLayers);
+  int64_t every = 1;
+  file.Int("moe_layer_freq", every, 1, kMaxLayers);
   const std::vector<bool> delta_layers = DeltaLayers(all, file, config.n_layers);
   for (int i = 0; i < config.n_layers; ++i) {
     LayerSpec& layer = config.layers.emplace_back();

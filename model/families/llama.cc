@@ -55,7 +55,8 @@ int32_t ReadWindow(const Row& row, const ConfigFile& config_file, kernels::AttrR
 std::vector<bool> ReadTurns(const Row& row, const ModelConfig& config, kernels::AttrReader& file) {
   std::vector<bool> turns(static_cast<size_t>(config.n_layers), true);
   if (row.windows != Windows::kUnrotated) return turns;
-  const int64_t every = file.IntOr("no_rope_layer_interval", 4, 1, kMaxLayers);
+  int64_t every = 4;
+  file.Int("no_rope_layer_interval", every, 1, kMaxLayers);
   for (int i = 0; i < config.n_layers; ++i) turns[i] = (i + 1) % every != 0;
   if (!file.Has("no_rope_layers")) return turns;
   const auto listed = file.IntPerLayer("no_rope_layers", config.n_layers, 0, 1);

@@ -34,11 +34,6 @@ int HeadsFor(kernels::AttrReader& file, int64_t hidden_size, int64_t head_dim) {
                           head_dim);
 }
 
-// The name of a field that files write in two ways.
-std::string Either(const kernels::Attrs& fields, const char* name, const char* other) {
-  return fields.Has(name) ? name : other;
-}
-
 absl::Status ReadHub(ConfigFile& all, ModelConfig& config) {
   const kernels::Attrs& fields = all.fields;
   kernels::AttrReader file(fields);

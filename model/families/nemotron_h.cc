@@ -63,17 +63,15 @@ std::shared_ptr<kernels::MixerConfig> NemotronAttention(HubReader& reader) {
 std::shared_ptr<kernels::MixerConfig> NemotronMamba(const ConfigFile& all, HubReader& reader,
                                                     const ModelConfig& config) {
   auto mamba = std::make_shared<kernels::LayerConfig<kernels::Mamba2Config>>();
-  const auto either = [&](const char* name, const char* older) {
-    return std::string(all.fields.Has(name) ? name : older);
-  };
+  const kernels::Attrs& fields = all.fields;
   mamba->names = {{"num_heads", "mamba_num_heads"},
                   {"head_dim", "mamba_head_dim"},
                   {"state_size", "ssm_state_size"},
-                  {"n_groups", either("n_groups", "mamba_n_groups")},
-                  {"conv_kernel", either("conv_kernel", "mamba_d_conv")},
-                  {"use_conv_bias", either("use_conv_bias", "mamba_conv_bias")},
+                  {"n_groups", Either(fields, "n_groups", "mamba_n_groups")},
+                  {"conv_kernel", Either(fields, "conv_kernel", "mamba_d_conv")},
+                  {"use_conv_bias", Either(fields, "use_conv_bias", "mamba_conv_bias")},
                   {"use_bias"},
-                  {"dt_limit", either("time_step_limit", "mamba_dt_limit")}};
+                  {"dt_limit", Either(fields, "time_step_limit", "mamba_dt_limit")}};
   mamba->fields.n_heads = 128;
   mamba->fields.n_groups = 8;
   mamba->fields.norm_eps = config.norm.eps;

@@ -60,7 +60,8 @@ absl::Status ReadQwen(ConfigFile& config_file, ModelConfig& config, const HubSiz
   const auto gdn = reader.GatedDeltaNet({16, 32, 128, 128});
   reader.ReadMixer(*gdn);
   const auto attention = QwenAttention(reader, config);
-  const int64_t every = file.IntOr("full_attention_interval", 4, 1, kMaxLayers);
+  int64_t every = 4;
+  file.Int("full_attention_interval", every, 1, kMaxLayers);
   reader.AddLayers(
       "layer_types",
       {{"linear_attention", "gated_delta_net", gdn},

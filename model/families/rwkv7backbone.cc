@@ -84,8 +84,8 @@ class Reader {
     file_.Int("d_qk_head", shape_.head_dim, 1, kMaxHiddenSize);
     file_.Int("d_v_head", shape_.value_head_dim, 1, kMaxHiddenSize);
     shape_.n_kv_heads = shape_.n_heads;
-    const auto kv_heads =
-        static_cast<int>(file_.IntOr("num_key_value_heads", shape_.n_heads, 1, kMaxHiddenSize));
+    int kv_heads = shape_.n_heads;
+    file_.Int("num_key_value_heads", kv_heads, 1, kMaxHiddenSize);
     if (shape_.n_heads % kv_heads != 0) {
       file_.Fail("num_key_value_heads", absl::StrCat("expected a divisor of num_attention_heads = ",
                                                      shape_.n_heads, ", got ", kv_heads));

@@ -28,9 +28,9 @@ void ExpectEqual(ArchitectureKeys& keys, std::string_view key, std::string_view 
 }
 
 // Checks the score of experts, 1 a softmax and 2 a sigmoid; returns whether it is the latter.
-bool ScoresBySigmoid(ArchitectureKeys& keys, int64_t fallback) {
+bool ScoresBySigmoid(ArchitectureKeys& keys) {
   constexpr char kKey[] = "expert_gating_func";
-  const int64_t score = keys.IntOr(kKey, fallback);
+  const int64_t score = keys.IntOr(kKey, 2);
   if (score > 2) keys.Fail(kKey, absl::StrCat("expected 1 or 2, got ", score));
   return score == 2;
 }
@@ -151,7 +151,7 @@ void ReadNemotronH(ArchitectureKeys& keys, Json& config) {
   config["topk_group"] = keys.IntOr("expert_group_used_count", 1);
   config["norm_topk_prob"] = keys.BoolOr("expert_weights_norm", false);
   config["routed_scaling_factor"] = keys.FloatOr("expert_weights_scale", 1);
-  if (!ScoresBySigmoid(keys, 2)) keys.Fail("expert_gating_func", "expected 2");
+  if (!ScoresBySigmoid(keys)) keys.Fail("expert_gating_func", "expected 2");
   if (const int64_t latent = keys.IntOr("moe_latent_size", 0, 0))
     config["moe_latent_size"] = latent;
 }
@@ -190,7 +190,7 @@ void ReadKimiLinear(ArchitectureKeys& keys, Json& config) {
   config["first_k_dense_replace"] = keys.IntOr("leading_dense_block_count", 0, 0);
   config["num_expert_group"] = keys.IntOr("expert_group_count", 1);
   config["topk_group"] = keys.IntOr("expert_group_used_count", 1);
-  config["moe_router_activation_func"] = ScoresBySigmoid(keys, 2) ? "sigmoid" : "softmax";
+  config["moe_router_activation_func"] = ScoresBySigmoid(keys) ? "sigmoid" : "softmax";
   config["moe_renormalize"] = keys.BoolOr("expert_weights_norm", true);
   config["routed_scaling_factor"] = keys.FloatOr("expert_weights_scale", 1);
 }

@@ -22,6 +22,16 @@ TEST(Utf8, TheFirstBadByteIsFound) {
   EXPECT_EQ(FirstInvalidUtf8(std::string("\0\x80", 2)), 1u);
 }
 
+TEST(HexDigit, IsOneOfSixteenInEitherCase) {
+  for (uint32_t i = 0; i < 16; ++i) {
+    EXPECT_EQ(HexDigit("0123456789abcdef"[i]), i);
+    EXPECT_EQ(HexDigit("0123456789ABCDEF"[i]), i);
+  }
+  for (const char c : {'/', ':', '@', 'G', '`', 'g', ' ', '+', '\x10', '\xc1'}) {
+    EXPECT_EQ(HexDigit(c), std::nullopt) << c;
+  }
+}
+
 // Whether `second` may follow `lead`, by the table of well-formed sequences.
 bool Continues(uint8_t lead, uint8_t second) {
   if (lead < 0xc2 || lead > 0xf4) return false;

@@ -2,10 +2,8 @@
 
 import functools
 import itertools
-import threading
-import time
 
-from http_attacks import again, completion, dial, request, status
+from http_attacks import again, completion, request, send_each
 
 SOURCE = 250_000  # bytes, below the limit of a form
 LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -15,23 +13,7 @@ def each_new(make, threads=8):
     """Sends make(i) for i = 0, 1, ... on new connections, so that no form is known."""
     def attack(address, count):
         numbers = itertools.count()
-
-        def loop():
-            while True:
-                sent = make(next(numbers))
-                try:
-                    with dial(address) as peer:
-                        peer.sendall(sent)
-                        answer = peer.recv(1 << 16)
-                        count(status(answer))
-                        while answer:
-                            answer = peer.recv(1 << 20)
-                except OSError as error:
-                    count(type(error).__name__)
-                    time.sleep(0.005)
-        for _ in range(threads):
-            threading.Thread(target=loop, daemon=True).start()
-        time.sleep(3600)
+        send_each(lambda: make(next(numbers)), threads, True, address, count)
     return attack
 
 

@@ -26,27 +26,31 @@ def status(data):
     return data[9:12].decode(errors="replace") if data.startswith(b"HTTP/1.1 ") else "closed"
 
 
+def send_each(make, threads, read_all, address, count):
+    """Sends make() on a new connection, again and again; with read_all reads answers to their ends."""
+    def loop():
+        while True:
+            sent = make()
+            try:
+                with dial(address) as peer:
+                    peer.sendall(sent)
+                    answer = peer.recv(1 << 16)
+                    count(status(answer))
+                    while read_all and answer:
+                        answer = peer.recv(1 << 20)
+            except OSError as error:
+                count(type(error).__name__)
+                time.sleep(0.005)
+    for _ in range(threads):
+        threading.Thread(target=loop, daemon=True).start()
+    time.sleep(3600)
+
+
 def again(data, threads=1, read_all=False):
     """Repeats a request on new connections."""
     def attack(address, count):
         sent = data() if callable(data) else data
-
-        def loop():
-            while True:
-                try:
-                    with dial(address) as peer:
-                        peer.sendall(sent)
-                        answer = peer.recv(1 << 16)
-                        count(status(answer))
-                        while read_all and answer:
-                            answer = peer.recv(1 << 20)
-                except OSError as error:
-                    count(type(error).__name__)
-                    time.sleep(0.005)
-        workers = [threading.Thread(target=loop, daemon=True) for _ in range(threads)]
-        for worker in workers:
-            worker.start()
-        time.sleep(3600)
+        send_each(lambda: sent, threads, read_all, address, count)
     return attack
 
 

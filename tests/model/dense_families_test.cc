@@ -90,6 +90,8 @@ TEST(DenseFamilies, RefuseWhatTheyDoNotHave) {
                 "no_rope_layers: expected one entry for each of the 5 layers");
   ExpectRefused(kSmolLm3, {{"no_rope_layers", {1, 1, 2, 0, 1}}},
                 "no_rope_layers: expected integers in [0, 1], one is 2");
+  ExpectRefused(kSmolLm3, {{"no_rope_layer_interval", 0}},
+                "no_rope_layer_interval: expected an integer in [1, ");
   for (const char* type : {"qwen3_moe", "phi3small", "phimoe", "ministral", "olmo"}) {
     ExpectRefused(kQwen3, {{"model_type", type}},
                   absl::StrCat("model_type: unknown value '", type, "'; known: "));
@@ -104,6 +106,8 @@ TEST(DenseFamilies, Gemma3RefusesWhatItDoesNotHave) {
   ExpectRefused(kGemma, {{"use_bidirectional_attention", true}},
                 "use_bidirectional_attention: expected false, got true");
   ExpectRefused(kGemma, {{"query_pre_attn_scalar", 0}}, "query_pre_attn_scalar: expected a number");
+  ExpectRefused(kGemma, {{"sliding_window_pattern", 0}},
+                "sliding_window_pattern: expected an integer in [1, ");
   ExpectRefused(kGemma, {{"rope_scaling", {{"rope_type", "yarn"}, {"factor", 2}}}},
                 "rope_scaling.rope_type: unknown value 'yarn'; known: default, linear");
   ExpectRefused(kGemma, {{"rope_parameters", {{"rope_theta", 1e6}}}},

@@ -60,6 +60,7 @@ TEST(Rwkv7Backbone, RefusesWhatItDoesNotHave) {
   expect(kFull, "num_key_value_heads", 1, "num_key_value_heads: expected num_attention_heads = 2");
   expect(kKvm, "num_key_value_heads", 3,
          "num_key_value_heads: expected a divisor of num_attention_heads = 2, got 3");
+  expect(kKvm, "num_key_value_heads", 0, "num_key_value_heads: expected an integer in [1, ");
   expect(kFull, "use_value_residual", 2, "use_value_residual: expected true, false, 0 or 1, got 2");
   expect(kFull, "gptalpha_value_residual_mode", "rwkv7",
          "gptalpha_value_residual_mode: unknown value 'rwkv7'; known: rwkv, linear, "

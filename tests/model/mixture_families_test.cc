@@ -96,6 +96,8 @@ TEST(Qwen35Experts, RefusesWhatItDoesNotHave) {
   refuse({{"num_experts", 0}}, "num_experts: expected an integer in [1, 1024], got 0");
   refuse({{"num_experts_per_tok", 7}}, "num_experts_per_tok: expected an integer in [1, 6], got 7");
   refuse({{"moe_intermediate_size", 0}}, "moe_intermediate_size: expected an integer in [1, ");
+  refuse({{"layer_types", nullptr}, {"full_attention_interval", 0}},
+         "full_attention_interval: expected an integer in [1, ");
   refuse({{"hidden_act", "gelu"}}, "hidden_act: unknown value 'gelu'");
   for (const char* leaf : {"mlp.gate.weight", "mlp.experts.gate_up_proj", "mlp.experts.down_proj",
                            "mlp.shared_expert.up_proj.weight", "mlp.shared_expert_gate.weight"}) {

@@ -427,6 +427,7 @@ TEST(KimiLinear, RefusesWhatItDoesNotHave) {
                 "linear_attn_config.kda_layers: expected a list");
   ExpectRefused(kKimi, {{"num_experts_per_token", nullptr}},
                 "num_experts_per_token: expected an integer");
+  ExpectRefused(kKimi, {{"moe_layer_freq", 0}}, "moe_layer_freq: expected an integer in [1, ");
   ExpectRefused(kKimi, {{"moe_router_activation_func", "tanh"}},
                 "moe_router_activation_func: unknown value 'tanh'");
 }

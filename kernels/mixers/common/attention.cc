@@ -241,7 +241,7 @@ void Attention::LoadBiases(const MixerSpec& spec) {
   append(input.bias, {"self_attn.k_proj.bias", shape.k_width()});
   append(input.bias, {"self_attn.v_proj.bias", shape.v_width()});
   append(input.gate_bias, {"self_attn.g_proj.bias", input.gate ? shape.out_width() : 0});
-  qkv_bias_ = spec.context.Upload(bias.data(), bias.size() * sizeof(float));
+  qkv_bias_ = spec.context.Upload(bias);
   if (!input.bias || !input.output_has_bias) return;
   out_bias_ = weights.Floats({{"self_attn.o_proj.bias", d_model_}}, spec.residual_scale);
 }
@@ -269,7 +269,7 @@ void Attention::LoadNorms(const MixerSpec& spec) {
     }
     case HeadNorm::kNone: {
       const std::vector<float> scales(static_cast<size_t>(shape.n_heads), *input.score_scale);
-      beta_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+      beta_ = spec.context.Upload(scales);
       return;
     }
     case HeadNorm::kUnit:

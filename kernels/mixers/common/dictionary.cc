@@ -112,7 +112,7 @@ void DictionaryAttention::LoadOwn(const MixerSpec& spec) {
     }
     scales.push_back(static_cast<float>(sum_scale * squares));
   }
-  variance_scale_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+  variance_scale_ = spec.context.Upload(scales);
 }
 
 AttentionBlocks DictionaryAttention::Blocks(const LayerState& where) const {

@@ -157,8 +157,8 @@ void KvmAttention::LoadOwn(const MixerSpec& spec) {
                        std::ranges::find(front, 0.0f) - front.begin(), " has it")));
     }
   }
-  front_temps_ = spec.context.Upload(front.data(), front.size() * sizeof(float));
-  state_temps_ = spec.context.Upload(state.data(), state.size() * sizeof(float));
+  front_temps_ = spec.context.Upload(front);
+  state_temps_ = spec.context.Upload(state);
 }
 
 AttentionBlocks KvmAttention::Blocks(const LayerState& where) const {

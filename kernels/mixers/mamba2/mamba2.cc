@@ -43,7 +43,7 @@ Buffer LoadSkip(const MixerSpec& spec, const Mamba2Config& config) {
   std::vector<float> all;
   for (float skip : head_skips) all.insert(all.end(), static_cast<size_t>(config.head_dim), skip);
   if (all.empty()) return {};
-  return spec.context.Upload(all.data(), all.size() * sizeof(float));
+  return spec.context.Upload(all);
 }
 
 }  // namespace

@@ -26,7 +26,7 @@ Buffer LoadLambda(const MixerSpec& spec, const MesaConfig& config) {
     const int64_t at = i / config.head_dim * config.stride() + i % config.head_dim;
     lambda[at] = static_cast<float>(softplus + config.lambda_lower_bound);
   }
-  return spec.context.Upload(lambda.data(), lambda.size() * sizeof(float));
+  return spec.context.Upload(lambda);
 }
 
 }  // namespace

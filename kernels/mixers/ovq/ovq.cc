@@ -53,7 +53,7 @@ void OvqAttention::LoadOwn(const MixerSpec& spec) {
   const auto root = static_cast<float>(std::sqrt(static_cast<double>(shape.head_dim)));
   if (input.norm == HeadNorm::kLayer) {
     const std::vector<float> scales(static_cast<size_t>(shape.n_heads), 1 / root);
-    delta_scale_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+    delta_scale_ = spec.context.Upload(scales);
   } else {
     delta_scale_ = spec.weights.Floats({{"self_attn.beta", shape.n_heads}},
                                        input.norm == HeadNorm::kL2 ? root : 1);

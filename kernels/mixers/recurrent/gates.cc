@@ -16,7 +16,7 @@ Buffer LoadDecayRates(const MixerSpec& spec, std::string_view leaf, int n_heads,
     rates.insert(rates.end(), static_cast<size_t>(channels), static_cast<float>(rate));
   }
   if (!spec.weights.status().ok()) return {};
-  return spec.context.Upload(rates.data(), rates.size() * sizeof(float));
+  return spec.context.Upload(rates);
 }
 
 void Decay(DeviceContext& context, const DecayGate& gate) {

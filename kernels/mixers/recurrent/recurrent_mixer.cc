@@ -55,7 +55,7 @@ void RecurrentMixer::Load(const MixerSpec& spec) {
   if (layer_.unit_heads.n_heads > 0) {
     const std::vector<float> scales(static_cast<size_t>(layer_.unit_heads.n_heads),
                                     layer_.unit_heads.query_scale);
-    query_scale_ = spec.context.Upload(scales.data(), scales.size() * sizeof(float));
+    query_scale_ = spec.context.Upload(scales);
   }
   if (layer_.decay) {
     const int n_channels = layer_.decay->n_channels;

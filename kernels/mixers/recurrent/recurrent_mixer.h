@@ -30,13 +30,6 @@
 
 namespace ovq::kernels {
 
-// The rows of all parts.
-inline int64_t TotalRows(std::span<const WeightPart> parts) {
-  int64_t rows = 0;
-  for (const WeightPart& part : parts) rows += part.rows;
-  return rows;
-}
-
 // A layer, as the frame needs to know it. Channels are counted in p, those of gates from its last
 // rows on, gates_in.
 struct RecurrentLayer {

@@ -14,8 +14,7 @@ StateField ShortConvField(int64_t width, int conv_size) {
 ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart> parts,
                                int conv_size, bool has_bias) {
   ShortConvFilters filters;
-  int64_t n_filters = 0;
-  for (const WeightPart& part : parts) n_filters += part.rows;
+  const int64_t n_filters = TotalRows(parts);
   std::vector<float> weight(static_cast<size_t>(conv_size * n_filters)), bias;
   int64_t first = 0;
   for (const WeightPart& part : parts) {
@@ -34,8 +33,8 @@ ShortConvFilters LoadShortConv(const MixerSpec& spec, std::span<const WeightPart
     bias.insert(bias.end(), of_part.begin(), of_part.end());
   }
   if (!spec.weights.status().ok()) return filters;
-  filters.weight = spec.context.Upload(weight.data(), weight.size() * sizeof(float));
-  if (has_bias) filters.bias = spec.context.Upload(bias.data(), bias.size() * sizeof(float));
+  filters.weight = spec.context.Upload(weight);
+  if (has_bias) filters.bias = spec.context.Upload(bias);
   return filters;
 }
 

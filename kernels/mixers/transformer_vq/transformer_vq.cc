@@ -44,7 +44,7 @@ std::vector<float> RelativeKeys(const MixerSpec& spec, const TransformerVqConfig
   const Buffer result(context.device(), static_cast<size_t>(n * width) * sizeof(float));
   std::vector<int64_t> distances(static_cast<size_t>(n));
   std::iota(distances.begin(), distances.end(), 0);
-  const Buffer positions = context.Upload(distances.data(), distances.size() * sizeof(int64_t));
+  const Buffer positions = context.Upload(distances);
   const RopeTable table(context, {.theta = config.pe_lam, .dims = static_cast<int>(d_model)});
   const TensorView x = {waves.as<void>(), DType::kF32, {n, d_model}};
   AddSinusoids(context, table, {positions.as<const int64_t>(), distances.size()}, c, x);

@@ -64,8 +64,8 @@ void VqAttention::LoadOwn(const MixerSpec& spec) {
       StoreKey(code, shape.head_dim, DType::kF32, block, static_cast<int>(j % kBlockSlots));
     }
   }
-  codes_ = spec.context.Upload(keys.data(), keys.size() * sizeof(float));
-  half_norm_ = spec.context.Upload(norms.data(), norms.size() * sizeof(float));
+  codes_ = spec.context.Upload(keys);
+  half_norm_ = spec.context.Upload(norms);
 }
 
 AttentionBlocks VqAttention::Blocks(const LayerState& where) const {

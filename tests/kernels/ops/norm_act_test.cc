@@ -49,10 +49,10 @@ class NormActTargets : public test::TargetTest {
 INSTANTIATE_TEST_SUITE_P(, NormActTargets, testing::ValuesIn(test::Targets()), test::TargetName);
 
 // The operations on values of the host. T is the type of the result.
-template <class T = float>
-std::vector<T> RunRmsNorm(DeviceContext& context, std::span<const float> x,
-                          std::span<const float> weight, float eps,
-                          std::span<const int32_t> rows = {}, std::span<const float> bias = {}) {
+template <class T>
+std::vector<T> RunNorm(decltype(&RmsNorm) norm, DeviceContext& context, std::span<const float> x,
+                       std::span<const float> weight, std::span<const float> bias, float eps,
+                       std::span<const int32_t> rows) {
   const auto width = static_cast<int64_t>(weight.size());
   const int64_t n = static_cast<int64_t>(x.size()) / width;
   const int64_t n_out = rows.empty() ? n : static_cast<int64_t>(rows.size());
@@ -61,8 +61,15 @@ std::vector<T> RunRmsNorm(DeviceContext& context, std::span<const float> x,
   const DeviceArray<T> y(context, static_cast<size_t>(n_out * width));
   NormWeights weights = {.weight = w.View({width}), .eps = eps};
   if (!bias.empty()) weights.bias = b.View({width});
-  RmsNorm(context, in.View({n, width}), weights, y.View({n_out, width}), row_list.span());
+  norm(context, in.View({n, width}), weights, y.View({n_out, width}), row_list.span());
   return y.Read();
+}
+
+template <class T = float>
+std::vector<T> RunRmsNorm(DeviceContext& context, std::span<const float> x,
+                          std::span<const float> weight, float eps,
+                          std::span<const int32_t> rows = {}, std::span<const float> bias = {}) {
+  return RunNorm<T>(RmsNorm, context, x, weight, bias, eps, rows);
 }
 
 // x [rows, stride] of heads [n_heads, head_dim].
@@ -79,15 +86,7 @@ template <class T = float>
 std::vector<T> RunLayerNorm(DeviceContext& context, std::span<const float> x,
                             std::span<const float> weight, std::span<const float> bias,
                             std::span<const int32_t> rows = {}) {
-  const auto width = static_cast<int64_t>(weight.size());
-  const int64_t n = static_cast<int64_t>(x.size()) / width;
-  const int64_t n_out = rows.empty() ? n : static_cast<int64_t>(rows.size());
-  const DeviceArray<float> in(context, x), w(context, weight), b(context, bias);
-  const DeviceArray<int32_t> row_list(context, rows);
-  const DeviceArray<T> y(context, static_cast<size_t>(n_out * width));
-  LayerNorm(context, in.View({n, width}), {w.View({width}), b.View({width}), 1e-5f},
-            y.View({n_out, width}), row_list.span());
-  return y.Read();
+  return RunNorm<T>(LayerNorm, context, x, weight, bias, 1e-5f, rows);
 }
 
 // One head a row.

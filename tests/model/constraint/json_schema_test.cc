@@ -329,6 +329,15 @@ TEST_F(SchemaTest, References) {
                     "b": {"allOf": [{"$ref": "#/$defs/a"}]}}})",
                 "#/$defs/a: refers to itself");
   ExpectRefused(R"({"$ref": "#/$defs/no"})", "#/$ref: nothing in this document is at '#/$defs/no'");
+  Expect(
+      R"({"$ref": "#/%24defs/%4b/prefixItems/1", "$defs": {"K": {"prefixItems": [{}, {"type": "null"}]}}})",
+      {"null"}, {"1"});
+  for (const char* reference : {"#/$defs/%+1", "#/$defs/% 1", "#/$defs/%1", "#/$defs/%1g",
+                                "#/$defs/a/prefixItems/+0", "#/$defs/a/prefixItems/00"}) {
+    ExpectRefused(absl::StrCat(R"({"$ref": ")", reference,
+                               R"(", "$defs": {"\u0001": {}, "a": {"prefixItems": [{}]}}})"),
+                  absl::StrCat("#/$ref: nothing in this document is at '", reference, "'"));
+  }
   ExpectRefused(R"({"items": {"$id": "b"}})", "#/items/$id: only the whole document");
 }
 
