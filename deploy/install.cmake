@@ -52,7 +52,8 @@ install(FILES README.md LICENSE DESTINATION ${DOC} COMPONENT docs)
 install(DIRECTORY docs DESTINATION ${DOC} COMPONENT docs)
 foreach(file clients/python/README.md clients/python/examples/tour.py training/README.md
         kernels/mixers/closest_pair/README.md kernels/mixers/key_diff/README.md models/code-27m/README.md
-        models/scripted-chat/README.md training/ovq_torch/README.md)
+        models/code-27m/corpus.csv models/python-bytes/README.md models/scripted-chat/README.md
+        training/ovq_torch/README.md)
   get_filename_component(folder ${file} DIRECTORY)
   install(FILES ${file} DESTINATION ${DOC}/${folder} COMPONENT docs)
 endforeach()

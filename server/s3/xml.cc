@@ -120,8 +120,11 @@ class XmlReader {
     int code = 0;
     const std::string digits(name.substr(std::min<size_t>(1, name.size())));
     const bool hex = digits.starts_with('x');
+    // The parsers of numbers also take signs and white space.
+    const bool plain = std::ranges::all_of(digits.substr(hex ? 1 : 0),
+                                           [](char c) { return HexDigit(c).has_value(); });
     const bool number =
-        name.starts_with('#') && name.size() <= 9 &&
+        name.starts_with('#') && name.size() <= 9 && plain &&
         (hex ? absl::SimpleHexAtoi(digits.substr(1), &code) : absl::SimpleAtoi(digits, &code));
     const bool surrogate = code >= 0xD800 && code < 0xE000;
     if (!number || code < 1 || code > 0x10FFFF || surrogate) return Bad("an entity before this");

@@ -30,13 +30,26 @@ TEST(Xml, ReadsAList) {
 TEST(Xml, RefusesWhatIsNone) {
   std::string deep;
   for (int i = 0; i < 1000; ++i) deep += "<a>";
-  for (const std::string& text :
-       {std::string(), std::string("text"), std::string("<a>"), std::string("<a></b>"),
-        std::string("<a>&nbsp;</a>"), std::string("<a>&#xD800;</a>"), std::string("<a>&#0;</a>"),
-        std::string("<a>&#;</a>"), std::string("<a>&amp</a>"), std::string("<a b></a>"),
-        std::string("<a b=c></a>"), std::string("<a/><b/>"), std::string("<!DOCTYPE a><a/>"),
-        std::string("<a><!-- </a>"), std::string("<a/"), std::string("<"), std::string("< a/>"),
-        deep}) {
+  for (const std::string& text : {std::string(),
+                                  std::string("text"),
+                                  std::string("<a>"),
+                                  std::string("<a></b>"),
+                                  std::string("<a>&nbsp;</a>"),
+                                  std::string("<a>&#xD800;</a>"),
+                                  std::string("<a>&#0;</a>"),
+                                  std::string("<a>&#+65;</a>"),
+                                  std::string("<a>&#x 41;</a>"),
+                                  std::string("<a>&#;</a>"),
+                                  std::string("<a>&amp</a>"),
+                                  std::string("<a b></a>"),
+                                  std::string("<a b=c></a>"),
+                                  std::string("<a/><b/>"),
+                                  std::string("<!DOCTYPE a><a/>"),
+                                  std::string("<a><!-- </a>"),
+                                  std::string("<a/"),
+                                  std::string("<"),
+                                  std::string("< a/>"),
+                                  deep}) {
     EXPECT_TRUE(absl::IsDataLoss(ParseXml(text).status())) << text.substr(0, 40);
   }
 }
