@@ -19,10 +19,11 @@ import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 
-SMI = """echo "$*" >>"$FAKE_LOG"
-fields=${1#--query-gpu=}
+UNLOGGED_SMI = """fields=${1#--query-gpu=}
 echo "$fields" | tr ',' '\\n' | sed 's/.*/value &/' | paste -sd, | sed 's/,/, /g'
 """
+SMI = """echo "$*" >>"$FAKE_LOG"
+""" + UNLOGGED_SMI
 
 # Build stamp that a program of the build prints.
 STAMP = """# ovq-build: {"source_hash": "abc", "flags_hash": "ef", "flags": "-O3"}
@@ -342,6 +343,8 @@ class Run(unittest.TestCase):
         self.assertEqual(samples[0]["clocks_event_reasons.active"], "value clocks_event_reasons.active")
 
     def test_a_run_that_is_ended_leaves_what_it_had(self):
+        # A query that outlives the killed run must not write into the folder while it is removed.
+        write_program(os.path.join(self.path, "nvidia-smi"), UNLOGGED_SMI)
         write_program(os.path.join(self.root, "bin", "bench_cuda"), STAMP + "kill -KILL $PPID")
         _, result, text, _ = self.run_script()
         self.assertFalse(result["finished"])
