@@ -20,11 +20,19 @@ def orthogonal(matrices, dtype=torch.float32):
     tall = matrices.shape[1] > matrices.shape[2]
     x = matrices.transpose(1, 2) if tall else matrices
     x = (x / (x.flatten(1).norm(dim=1)[:, None, None] + 1e-7)).to(dtype)
+    # On a CPU one product after another is twice as fast as a batch of them.
+    x = torch.stack([_iterate(one, torch.addmm) for one in x]) if x.device.type == "cpu" else _iterate(x, torch.baddbmm)
+    return (x.transpose(1, 2) if tall else x).to(matrices.dtype)
+
+
+def _iterate(x, add_product):
+    """x -> a x + (b S + c S^2) x with S = x x^T, _ITERATIONS times; add_product: torch.addmm, or baddbmm for a batch."""
     a, b, c = _COEFFICIENTS
     for _ in range(_ITERATIONS):
-        square = x @ x.transpose(1, 2)
-        x = a * x + (b * square + c * square @ square) @ x
-    return (x.transpose(1, 2) if tall else x).to(matrices.dtype)
+        square = x @ x.transpose(-1, -2)
+        square = add_product(square, square, square, beta=b, alpha=c)
+        x = add_product(x, square, x, beta=a)
+    return x
 
 
 class Muon(torch.optim.AdamW):

@@ -12,6 +12,7 @@ import argparse
 import concurrent.futures
 import contextlib
 import csv
+import dataclasses
 import json
 import math
 import os
@@ -21,6 +22,7 @@ import sys
 import threading
 import time
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -90,6 +92,8 @@ def make_parser():
         help="[SHORTEST-]LENGTH:SHARE[:CENTROIDS],...: context lengths and their shares of the "
         "run, in order; with SHORTEST every step draws its length, LENGTH or a multiple of "
         f"{LENGTH_STEP} less; a phase without CENTROIDS has the config's max_centroids")
+    add("--advance-at", type=float, help="share of the targets, each by its weight in the loss, that the steps since the "
+        "last line must predict right for a phase, but the last, to end early; those after it share the time gained")
     add("--task", type=json_fields, default={}, help="JSON: fields in place of the recipe's task's")
     add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
         "functions: draw 1 to this many for every example; default: as the task says")
@@ -142,6 +146,8 @@ def check_numbers(args):
         if not fits:
             wrong = "not positive" if name in _POSITIVE else "neither positive nor 0"
             raise ValueError(f"--{name.replace('_', '-')}: {value} is {wrong}")
+    if args.advance_at is not None and not 0 < args.advance_at <= 1:
+        raise ValueError(f"--advance-at: {args.advance_at} is not above 0 and at most 1")
     if not args.steps and not args.minutes:
         raise ValueError("one of --steps and --minutes is needed")
 
@@ -311,6 +317,30 @@ def make_optimizer(model, args):
     return Muon(groups, DTYPES[args.compute_dtype], lr=args.lr, betas=(0.9, args.adam_beta2), foreach=True)
 
 
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The contexts of a step that one worker computes; only targets with a weight need logits.
+
+    inputs [contexts, length]; places, indices into the flattened inputs, targets and weights, shares of the step's loss,
+    [n_places]."""
+    inputs: torch.Tensor
+    places: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def of(cls, inputs, targets, weights, device):
+        places = np.flatnonzero(weights)
+        # Few shapes, see LENGTH_STEP: the places added have weight 0.
+        places = np.pad(places, (0, -len(places) % LENGTH_STEP))
+        chosen = targets.flatten()[places], weights.flatten()[places]
+        chosen[1][np.count_nonzero(weights):] = 0
+        sides = [torch.from_numpy(side) for side in (inputs, places, *chosen)]
+        if device != "cpu":  # nobody waits for a copy from pinned memory
+            sides = [side.pin_memory().to(device, non_blocking=True) for side in sides]
+        return cls(*sides)
+
+
 class Trainer:
     """One run: its model, its position in the data and the schedule, and its history."""
 
@@ -318,12 +348,13 @@ class Trainer:
         self.args, self.phases, self.task = args, parse_phases(args.phases), recipe.get("task")
         torch.manual_seed(args.seed)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
+        self.position_from = (0.0, 0.0)  # position and progress where a phase last ended early
         self.config = make_config(recipe, args.mixer, args.token_shift, args.config)
         self.model = make_model(self.config, args).to(args.device)
         self.source = make_source(recipe, args, self.config)
         self._check_phases()
         if args.init and load_initial(self.model, args, self.task):
-            self.model.sample_codebooks(self._batch(self.phases[0].length)[0][0])
+            self.model.sample_codebooks(torch.cat([share.inputs for share in self._batch(self.phases[0].length)[0]]))
         self.optimizer = make_optimizer(self.model, args)
         self.history = []  # rows of CURVE_COLUMNS
         self.workers = concurrent.futures.ThreadPoolExecutor(args.workers)
@@ -348,57 +379,69 @@ class Trainer:
             return self.seconds / (60 * self.args.minutes)
         return self.step / self.args.steps
 
+    @property
+    def position(self):
+        """Where the phases stand, from 0 to 1: the progress, unless a phase ended early (--advance-at)."""
+        position, progress = self.position_from
+        return position + (1 - position) * (self.progress - progress) / (1 - progress)
+
     def _batch(self, length):
-        """Returns the next step's (inputs, targets, weights), each [contexts, length], and how many targets there are."""
+        """Returns the next step's contexts, a Share for each worker, and how many targets there are."""
         n_contexts = max(self.args.workers, self.args.batch_tokens // length)
-        sides = [torch.from_numpy(side) for side in self.source.next(length, n_contexts, self.progress)]
-        n_targets = int((sides[1] != NO_TARGET).sum())
-        if self.args.device != "cpu":  # nobody waits for a copy from pinned memory
-            sides = [side.pin_memory().to(self.args.device, non_blocking=True) for side in sides]
-        return sides, n_targets
+        inputs, targets, weights = self.source.next(length, n_contexts, self.position)
+        parts = (np.array_split(side, self.args.workers) for side in (inputs, targets, weights / weights.sum()))
+        return [Share.of(*part, self.args.device) for part in zip(*parts)], int((targets != NO_TARGET).sum())
 
-    def _accumulate(self, inputs, targets, weights, max_centroids):
-        """Adds the gradients of some of a step's contexts; returns their share of its loss, a float64 tensor: its number
-        would have to be waited for on a GPU."""
-        losses = F.cross_entropy(self.model(inputs, max_centroids).flatten(0, 1),
-                                 targets.flatten(), reduction="none", ignore_index=NO_TARGET)
-        loss = losses.dot(weights.flatten().to(losses.dtype))
+    def _accumulate(self, share, max_centroids):
+        """Adds the gradients of some of a step's contexts; returns their shares of its loss and of what it predicted right,
+        float64 tensors: their numbers would have to be waited for on a GPU."""
+        logits = self.model(share.inputs, max_centroids, share.places)
+        losses = F.cross_entropy(logits, share.targets, reduction="none")
+        loss = losses.dot(share.weights.to(losses.dtype))
         loss.backward()
-        return loss.detach().double()
+        right = torch.zeros(())
+        if self.args.advance_at is not None:
+            right = (logits.argmax(-1) == share.targets).to(losses.dtype).dot(share.weights.to(losses.dtype))
+        return torch.stack([loss.detach().double(), right.to(loss.device).double()])
 
-    def _all_gradients(self, inputs, targets, weights, max_centroids):
+    def _all_gradients(self, shares, max_centroids):
         """Each worker computes a share of the contexts, and they synchronize once for each step.
 
         On a shared machine this is several times faster than threads inside each operation, which
         wait for one another some thousand times in a step."""
-        shares = zip(*(side.chunk(self.args.workers)
-                       for side in (inputs, targets, weights / weights.sum())))
-        losses = [self.workers.submit(self._accumulate, *share, max_centroids)
-                  for share in shares]
-        return sum(loss.result() for loss in losses) / math.log(2)
+        sums = [self.workers.submit(self._accumulate, share, max_centroids) for share in shares]
+        loss, right = sum(one.result() for one in sums)
+        return loss / math.log(2), right
 
     def train_step(self):
-        """One optimizer step; returns the weighted mean loss in bits per token, a tensor."""
-        phase = phase_at(self.phases, self.progress)
-        batch, n_targets = self._batch(phase.length_at(self.args.seed, self.step))
+        """One optimizer step; returns the weighted mean loss in bits per token and the share predicted right, tensors."""
+        phase = phase_at(self.phases, self.position)
+        shares, n_targets = self._batch(phase.length_at(self.args.seed, self.step))
         rate = learning_rate(self.args.lr, self.progress, self.step, self.args.warmup_steps)
         for group in self.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
-        bits = self._all_gradients(*batch, phase.max_centroids)
+        bits, right = self._all_gradients(shares, phase.max_centroids)
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.args.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.model.normalize_codebooks()
         self.step += 1
         self.tokens += n_targets
-        return bits
+        return bits, right
+
+    def advance(self, right):
+        """Ends the phase if the share `right` of the last steps' targets was predicted right."""
+        end = phase_at(self.phases, self.position).end
+        if self.args.advance_at is not None and right >= self.args.advance_at and end < self.phases[-1].end:
+            self.position_from = (end, self.progress)
+            print(f"step {self.step}  {100 * right:.1f}% predicted right: the next phase begins", flush=True)
 
     def save(self):
         """Replaces the checkpoint atomically: after a crash the old or the new one exists."""
         path = os.path.join(self.args.run, CHECKPOINT)
         torch.save({"config": config_to_dict(self.config), "model": self.model.state_dict(),
                     "optimizer": self.optimizer.state_dict(), "source": self.source.state(),
-                    "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
+                    "step": self.step, "tokens": self.tokens, "seconds": self.seconds, "position_from": self.position_from,
                     "history": self.history, "fingerprint": self.source.fingerprint,
                     "task": self.task, "args": vars(self.args)}, path + ".partial")
         os.replace(path + ".partial", path)
@@ -413,7 +456,7 @@ class Trainer:
                              f"not on {self.source.fingerprint}")
         if saved["config"] != config_to_dict(self.config):
             raise ValueError(f"{path}: its model differs from that of {self.args.recipe}")
-        for name in ("ablation", "variety", "widen", "unscored_weight", "optimizer"):
+        for name in ("ablation", "variety", "widen", "unscored_weight", "optimizer", "advance_at"):
             own, theirs = getattr(self.args, name), saved["args"].get(name)
             if own != theirs:
                 raise ValueError(f"{path}: trained with --{name.replace('_', '-')} {theirs}, "
@@ -423,6 +466,7 @@ class Trainer:
         self.source.restore(saved["source"])
         self.step, self.tokens, self.seconds = saved["step"], saved["tokens"], saved["seconds"]
         self.history = saved["history"]
+        self.position_from = saved.get("position_from", self.position_from)  # older checkpoints have none
 
     def write_curve(self):
         path = os.path.join(self.args.run, "curve.csv")
@@ -443,7 +487,7 @@ class Trainer:
         """Adds a history row and prints progress; every --eval-steps with the held-out sample."""
         due = self.step % self.args.eval_steps < self.args.log_steps or self.ended
         held_out = self.source.measure(self.model, self.workers) if due else None
-        phase = phase_at(self.phases, min(self.progress, 1 - 1e-9))
+        phase = phase_at(self.phases, min(self.position, 1 - 1e-9))
         max_centroids = phase.max_centroids or self.config.max_centroids
         self.history.append((self.step, self.tokens, round(self.seconds, 1), phase.length,
                              max_centroids, bits, held_out))
@@ -473,7 +517,9 @@ class Trainer:
                 told = True
             if self.step % self.args.log_steps == 0 or self.ended:
                 speed = (self.tokens - recent_tokens) / (self.seconds - recent_seconds)
-                self.report(float(sum(recent) / len(recent)), speed)
+                bits, right = (float(sum(values) / len(recent)) for values in zip(*recent))
+                self.report(bits, speed)
+                self.advance(right)
                 recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds
             if now - saved_at > 60 * self.args.checkpoint_minutes:
                 self.save()

@@ -285,7 +285,12 @@ class OvqModel(nn.Module):
         table = mixers.position_table(positions, self.config.hidden_size, self.config.pe_lam)
         return x + self.model.embed_positions.scale * table.to(x.dtype)
 
-    def _logits(self, x):
+    def _normed(self, x):
+        return self.model.norm(x, self.compute_dtype) if self.config.final_norm else x.to(self.compute_dtype)
+
+    def _logits(self, x, places=None):
+        if places is not None:
+            x = x.flatten(0, 1).index_select(0, places)
         tied = self.config.tie_word_embeddings
         weight = self.model.embed_tokens.weight if tied else self.lm_head.weight
         logits = mixers.wide(F.linear(x, weight.to(x.dtype)))
@@ -293,10 +298,11 @@ class OvqModel(nn.Module):
             logits = logits + self.lm_head.bias
         return logits if self.config.logit_scale == 1 else logits * self.config.logit_scale
 
-    def forward(self, tokens, max_centroids=None):
+    def forward(self, tokens, max_centroids=None, places=None):
         """Returns logits [batch, n_tokens, vocab], at least float32, of tokens [batch, n_tokens].
 
-        max_centroids: N of ovq layers and the cap on kvm layers' rows; None: the config's."""
+        max_centroids: N of ovq layers and the cap on kvm layers' rows; None: the config's. places: indices
+        [n_places] into the flattened tokens, for logits [n_places, vocab] of these alone."""
         if max_centroids is not None:
             check_max_centroids(max_centroids, self.config.chunk_size)
         rope = None
@@ -306,9 +312,7 @@ class OvqModel(nn.Module):
         x = self._embed(tokens)
         for layer in self.model.layers:
             x = layer(x, rope, max_centroids, self.compute_dtype)
-        if self.config.final_norm:
-            return self._logits(self.model.norm(x, self.compute_dtype))
-        return self._logits(x.to(self.compute_dtype))
+        return self._logits(self._normed(x), places)
 
     def read_through(self, memory):
         """Makes full and OVQ layers use another memory from now on: a baseline for evaluation.

@@ -48,10 +48,10 @@ class Decoder(OvqModel):
         check_layers(config)
         super().__init__(config, compute_dtype, "none", recompute_chunks)
 
-    def read(self, tokens, state=None, max_centroids=None):
+    def read(self, tokens, state=None, max_centroids=None, places=None):
         """Returns (logits [batch, n_tokens, vocab_size], state) of tokens [batch, n_tokens] and what came before.
 
-        max_centroids: N of a new state's dictionaries, None: the config's."""
+        max_centroids: N of a new state's dictionaries, None: the config's. places: as in OvqModel.forward."""
         if max_centroids is not None:
             check_max_centroids(max_centroids, self.config.chunk_size)
         n_before, states = (state.n_tokens, state.layers) if state else (0, [None] * len(self.model.layers))
@@ -59,11 +59,15 @@ class Decoder(OvqModel):
         for layer, before in zip(self.model.layers, states):
             x, one = layer(x, before, max_centroids, self.compute_dtype)
             after.append(one)
-        x = self.model.norm(x, self.compute_dtype) if self.config.final_norm else x.to(self.compute_dtype)
-        return self._logits(x), ModelState(n_before + tokens.shape[1], tuple(after))
+        return self._logits(self._normed(x), places), ModelState(n_before + tokens.shape[1], tuple(after))
 
-    def forward(self, tokens, max_centroids=None, *, cu_seqlens=None, mask=None):
-        """Returns logits [batch, n_tokens, vocab_size] of whole sequences; cu_seqlens and mask: as in Mixer.forward."""
+    def forward(self, tokens, max_centroids=None, places=None, *, cu_seqlens=None, mask=None):
+        """Returns logits [batch, n_tokens, vocab_size] of whole sequences; cu_seqlens and mask: as in Mixer.forward.
+
+        places: as in OvqModel.forward, of sequences without cu_seqlens and mask."""
+        if places is not None:
+            return self.read(tokens, None, max_centroids, places)[0]
+
         def logits(part):
             return self.read(part, None, max_centroids)[0]
         if mask is not None:

@@ -427,6 +427,52 @@ class TrainingTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "--last-step: 0 is not positive"):
             self.train("wrong", "--last-step", "0")
 
+    def test_phases_end_early_where_enough_is_predicted_right(self):
+        phases = ("--phases", "16:0.4,20:0.4,32:0.2", "--steps", "10", "--advance-at")
+        def lengths(run, share, right):
+            with mock.patch.object(train.Trainer, "train_step", self.stepping(right)):
+                self.train(run, *phases, share)
+            return [row[3] for row in self.saved(run)["history"]]
+        # Lines at steps 2, 4, 6, 8 and 10 say which phase the next step has.
+        self.assertEqual(lengths("never", "0.9", 0.8), [16, 20, 20, 32, 32])
+        # From step 2 on 20 has two thirds of the 8 steps left; at 4 it ends, too; the last never does.
+        self.assertEqual(lengths("always", "0.9", 0.95), [16, 20, 32, 32, 32])
+        for share in ("0", "1.5"):
+            with self.assertRaisesRegex(ValueError, f"--advance-at: {float(share)} is not above 0"):
+                self.train("wrong", *phases, share)
+
+    def stepping(self, right):
+        train_step = train.Trainer.train_step
+
+        def step(trainer):
+            bits, _ = train_step(trainer)
+            return bits, torch.tensor(right)
+        return step
+
+    def test_a_resumed_run_knows_which_phases_ended_early(self):
+        arguments = ("--phases", "16:0.5,20:0.3,32:0.2", "--steps", "12", "--advance-at", "0.001")
+        self.train("whole", *arguments)
+        self.assertEqual([row[3] for row in self.saved("whole")["history"]], [16, 20, 32, 32, 32, 32])
+        self.train("broken", *arguments, "--last-step", "4")
+        self.train("broken", *arguments, "--resume")
+        self.assert_same_weights("whole", "broken")
+        with self.assertRaisesRegex(ValueError, "with --advance-at 0.001, not None"):
+            self.train("whole", *arguments[:-2], "--resume")
+
+    def test_only_targets_with_a_weight_have_logits(self):
+        inputs, targets = np.arange(12).reshape(2, 6) % 5, np.arange(1, 13).reshape(2, 6) % 5
+        weights = np.array([[0, 0, 1, 0, 0, 2], [0, 3, 0, 0, 0, 0]], np.float32)
+        share = train.Share.of(inputs, targets, weights / 6, "cpu")
+        self.assertEqual(len(share.places), 256)  # one shape, whatever is chosen
+        self.assertEqual((share.places[:3].tolist(), share.targets[:3].tolist()), ([2, 5, 7], [3, 1, 3]))
+        self.assertEqual(share.weights.sum(), 1)
+        model = train.OvqModel(train.config_from_dict(support.tiny_config()))
+        decoder = train.Decoder(model.config)
+        decoder.load_state_dict(model.state_dict())
+        chosen = model(share.inputs).flatten(0, 1)[[2, 5, 7]]
+        for reader in (model, decoder):
+            self.assertTrue(torch.allclose(reader(share.inputs, None, share.places[:3]), chosen, atol=1e-5))
+
     def test_a_run_is_not_resumed_as_another(self):
         self.train("run")
         with self.assertRaisesRegex(ValueError, "with --ablation none, not linear_growth"):
