@@ -114,7 +114,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
   }
 
   void HandleMessage() {
-    if (phase_ == Phase::kEnding) return;
+    if (phase_ == Phase::kEnding) return in_.Clear();  // nobody counts it
     v1::ChatRequest message;
     auto memory =
         std::make_unique<ByteHold>(services_.engine.options().request_memory, call_.peer());

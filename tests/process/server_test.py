@@ -278,17 +278,14 @@ class Serving(unittest.TestCase):
 
 
 class UnreadChat:
-    """A chat whose client reads nothing of a long answer, so that the server's writes wait, and with them its end."""
+    """A chat whose client reads nothing, so that the server's writes wait, and with them its end."""
 
-    def __init__(self, channel):
+    def __init__(self, channel, turn):
         self.requests, self.sent = queue.SimpleQueue(), threading.Semaphore(0)
         self.call = channel.stream_stream("/ovq.v1.InferenceService/Chat", request_serializer=bytes)(self.sending())
         self.send(pb.ChatRequest(open=pb.ChatOpen()).SerializeToString())
-        turn = request("never read", 4000000)
-        turn.stop.ignore_eos = True
-        turn.output.top_logprobs = 200
         self.send(pb.ChatRequest(turn=pb.ChatTurn(
-            prompt=turn.prompt, stop=turn.stop, output=turn.output)).SerializeToString())
+            prompt=turn.prompt, sampling=turn.sampling, stop=turn.stop, output=turn.output)).SerializeToString())
 
     def sending(self):
         for message in iter(self.requests.get, None):
@@ -305,27 +302,41 @@ class UnreadChat:
 
 
 class Chats(unittest.TestCase):
-    def test_a_refused_message_is_freed_though_nobody_reads_the_answer(self):
+    def check_that_a_message_is_freed(self, turn, await_turn, *options):
+        """Sends a message that is refused behind the turn of chats that nobody reads."""
         n, size = 6, 15 << 20
         with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server, contextlib.ExitStack() as stack:
             # Without windows that grow with what comes.
             channel = stack.enter_context(grpc.insecure_channel(server.address, [
-                ("grpc.http2.bdp_probe", 0), ("grpc.max_send_message_length", -1)]))
-            chats = [stack.enter_context(contextlib.closing(UnreadChat(channel))) for _ in range(n)]
-
-            def steps():
-                return sum(map(float, re.findall(r"ovq_step_duration_seconds_count\S* (\S+)\n", server.metrics())))
-
-            def all_wait():
-                before = steps()
-                time.sleep(0.5)
-                return before > 100 and steps() == before
-            wait_for(all_wait, "no answer is taken", 60)
+                ("grpc.http2.bdp_probe", 0), ("grpc.max_send_message_length", -1), *options]))
+            chats = [stack.enter_context(contextlib.closing(UnreadChat(channel, turn))) for _ in range(n)]
+            await_turn(server)
             before = server.resident_bytes()
             for chat in chats:
                 chat.send(b"\xff" * size)
             time.sleep(0.5)
             self.assertLess(server.resident_bytes() - before, n * size // 2)
+
+    def test_a_refused_message_is_freed_though_nobody_reads_the_answer(self):
+        turn = request("never read", 4000000)
+        turn.stop.ignore_eos = True
+        turn.output.top_logprobs = 200
+
+        def steps(server):
+            return sum(map(float, re.findall(r"ovq_step_duration_seconds_count\S* (\S+)\n", server.metrics())))
+
+        def all_wait(server):
+            before = steps(server)
+            time.sleep(0.5)
+            return before > 100 and steps(server) == before
+        self.check_that_a_message_is_freed(
+            turn, lambda server: wait_for(lambda: all_wait(server), "no answer is taken", 60))
+
+    def test_a_message_behind_a_refused_turn_is_freed_though_nobody_reads_the_error(self):
+        turn = request("refused", 1)
+        turn.sampling.temperature = -1
+        # The window has no room for the first answer, which the error waits for.
+        self.check_that_a_message_is_freed(turn, lambda _: time.sleep(0.5), ("grpc.http2.lookahead_bytes", 16))
 
 
 class Memories(unittest.TestCase):
