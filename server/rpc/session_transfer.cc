@@ -1,7 +1,7 @@
 // ExportSession and ImportSession: stream a session file in parts.
 #include <algorithm>
-#include <atomic>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -174,7 +174,7 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
 
   void OnReadDone(bool ok) override {
-    if (!reading_.exchange(false)) return part_.Clear();  // a drain has ended the call
+    if (!StopReading()) return part_.Clear();  // a drain has ended the call
     Work([this, ok] { ok ? Add() : Import(); });
   }
   void OnCancel() override { call_.record().cancel()->Cancel(); }
@@ -203,14 +203,23 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
     reservation_.Release();
   }
   void Read() {
-    reading_ = true;
-    StartRead(&part_);
+    {
+      // With the lock, so that a drain ends the call behind the start of its read, never before it:
+      // gRPC may have freed the call by then.
+      const std::lock_guard lock(mutex_);
+      reading_ = true;
+      StartRead(&part_);
+    }
     // A drain that has begun meanwhile may have found the call at work.
     if (services_.draining()) EndIfReading();
   }
+  bool StopReading() {
+    const std::lock_guard lock(mutex_);
+    return std::exchange(reading_, false);
+  }
   // The read goes on until OnReadDone, and may still write the part.
   void EndIfReading() {
-    if (!reading_.exchange(false)) return;
+    if (!StopReading()) return;
     Free();
     Finish(call_.End(services_.CheckServing()));
   }
@@ -266,8 +275,9 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   std::optional<engine::SessionReader> reader_;  // until the end
   engine::SessionOptions options_;
   grpc::ByteBuffer part_;
-  std::atomic<bool> reading_ = false;  // whoever sets it to false goes on with the call
-  std::shared_ptr<ImportCall> self_;   // until OnDone
+  std::mutex mutex_;                  // guards the next member
+  bool reading_ = false;              // whoever sets it to false goes on with the call
+  std::shared_ptr<ImportCall> self_;  // until OnDone
 };
 
 }  // namespace

@@ -1,7 +1,10 @@
 // Unary calls, sessions, tenants, health, reflection, draining. Session files:
 // session_transfer_test.cc.
+#include <atomic>
+#include <chrono>
 #include <set>
 #include <thread>
+#include <vector>
 
 #include "tests/server/server_test_util.h"
 
@@ -504,6 +507,30 @@ TEST(Server, ADrainEndsImportsWhoseFilesAreStillComing) {
   server.services().Drain();
   EXPECT_THAT(silent->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
   EXPECT_THAT(halved->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
+}
+
+// Some of the imports are about to read their next part when the drain begins.
+TEST(Server, ADrainEndsImportsWhosePartsComeOneAfterAnother) {
+  constexpr int kImports = 8;
+  TestServer server;
+  std::atomic<int> begun = 0;
+  std::vector<std::thread> callers;
+  for (int i = 0; i < kImports; ++i) {
+    callers.emplace_back([&] {
+      grpc::ClientContext context;
+      context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(10));
+      v1::Session made;
+      const auto import = server.sessions().ImportSession(&context, &made);
+      for (int parts = 0; parts < 10; ++parts) import->Write({});
+      ++begun;
+      while (import->Write({})) {
+      }
+      EXPECT_THAT(import->Finish(), Fails(grpc::StatusCode::UNAVAILABLE, "draining"));
+    });
+  }
+  while (begun < kImports) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  server.services().Drain();
+  for (std::thread& caller : callers) caller.join();
 }
 
 TEST(Server, StreamsThatBeginInADrainEndWithoutAMessage) {
