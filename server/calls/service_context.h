@@ -60,11 +60,6 @@ class ServiceContext {
   WorkQueue blocking;  // parse, tokenize, and wait for the engine
   WorkQueue admin;     // for the admin service
 
-  // A hold on EngineOptions::request_memory for a call's messages and answers.
-  ByteHold Memory(const CallContext& context) const {
-    return {engine.options().request_memory, context.client()};
-  }
-
   // From then on streams without a running turn end, and calls that bring work are refused.
   void Drain();
   absl::Status CheckServing() const;  // Unavailable while draining

@@ -175,6 +175,9 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
 
   void OnReadDone(bool ok) override {
     if (!StopReading()) return part_.Clear();  // a drain has ended the call
+    // While it waits to be parsed.
+    const absl::Status held = ReserveBytes(call_.record().memory(), ok ? part_.Length() : 0);
+    if (!held.ok()) return End(held);
     Work([this, ok] { ok ? Add() : Import(); });
   }
   void OnCancel() override { call_.record().cancel()->Cancel(); }
@@ -231,17 +234,19 @@ class ImportCall final : public grpc::ServerReadReactor<grpc::ByteBuffer>,
   }
 
   void Add() {
-    v1::SessionBytes message;
-    ByteHold memory = services_.Memory(call_);  // for this part only
-    absl::Status status = ParseMessage(part_, message, memory);
-    if (status.ok() && message.has_ttl()) {
-      options_.ttl = ToDuration(message.ttl());
-      status = engine::CheckTtl(services_.engine.config(), options_.ttl, "");
-    }
-    if (status.ok()) status = reader_->Add(message.data());
-    if (!status.ok()) return End(status);
+    if (absl::Status status = AddPart(); !status.ok()) return End(status);
     part_.Clear();
+    call_.record().memory().ShrinkTo(0);
     Read();
+  }
+  absl::Status AddPart() {
+    v1::SessionBytes message;
+    RETURN_IF_ERROR(ParseMessage(part_, message, call_.record().memory()));
+    if (message.has_ttl()) {
+      options_.ttl = ToDuration(message.ttl());
+      RETURN_IF_ERROR(engine::CheckTtl(services_.engine.config(), options_.ttl, ""));
+    }
+    return reader_->Add(message.data());
   }
 
   void Import() {

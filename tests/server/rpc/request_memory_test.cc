@@ -86,6 +86,21 @@ TEST_F(RequestMemoryTest, MessagesThatWaitToBeParsedCountTheirBytes) {
   ExpectAllFree();
 }
 
+TEST_F(RequestMemoryTest, PartsOfImportsThatWaitToBeParsedCountTheirBytes) {
+  grpc::ClientContext context;
+  v1::Session made;
+  const auto writer = server_.sessions().ImportSession(&context, &made);
+  v1::SessionBytes part;
+  part.set_data("OVQ");
+  EXPECT_TRUE(writer->Write(part));
+  ExpectAllFree();  // between two parts
+  part.GetReflection()->MutableUnknownFields(&part)->AddLengthDelimited(1000,
+                                                                        std::string(kBudget, 'x'));
+  EXPECT_TRUE(writer->Write(part));
+  ExpectRefused(writer->Finish());
+  ExpectAllFree();
+}
+
 // gRPC would keep it until the client has read the answer, and nobody would count it.
 TEST_F(RequestMemoryTest, AMessageIsFreedWithItsMemory) {
   const ByteBudget& budget = *server_.engine().options().request_memory;
