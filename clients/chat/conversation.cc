@@ -223,6 +223,12 @@ bool Conversation::SendLeadingParts(const std::vector<std::string_view>& parts, 
 }
 
 bool Conversation::StreamAnswer(TurnStats& stats) {
+  if (phase_ == Phase::kCancelling) {
+    // The server forgets a cancel that came before the end of the question.
+    v1::ChatRequest cancel;
+    cancel.mutable_cancel();
+    if (!Send(cancel)) return false;
+  }
   v1::ChatResponse response;
   while (call_->Read(&response)) {
     if (response.has_chunk()) {
