@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import enum
 import json
+import math
 import types
 import typing
 import uuid
@@ -180,26 +181,38 @@ def _generic_schema(of: Any, definitions: _Definitions) -> dict[str, Any]:
 
 def parse_answer(constraint: Constraint, text: str) -> Any:
     """Returns the text as what the constraint asks for: an instance of a type, a JSON value, or, of
-    Regex, Choice and Grammar, the text itself. ValueError: the text is no such value's JSON."""
+    Regex, Choice and Grammar, the text itself. ValueError: the text is no such value's JSON, or is
+    nested too deeply for Python."""
     if isinstance(constraint, (Regex, Choice, Grammar)):
         return text
     if hasattr(constraint, "model_validate_json"):  # pydantic's
         return constraint.model_validate_json(text)
-    value = json.loads(text)
-    if isinstance(constraint, Mapping) or constraint is JSON_OBJECT:
-        return value
-    return _built(constraint, value)
+    try:
+        value = json.loads(text, parse_constant=_refuse_constant)
+        if isinstance(constraint, Mapping) or constraint is JSON_OBJECT:
+            return value
+        return _built(constraint, value)
+    except RecursionError:
+        raise ValueError("the JSON is nested too deeply") from None
+
+
+def _refuse_constant(name: str) -> Any:
+    """NaN, Infinity and -Infinity are JSON to Python alone."""
+    raise ValueError(f"expected JSON, got {name}")
 
 
 def _built(of: Any, value: Any) -> Any:
     """Makes a value of a type of its JSON; ValueError if the JSON is of none."""
     if of is Any:
         return value
-    if of is float and isinstance(value, int) and not isinstance(value, bool):
+    if of is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
-            return float(value)
+            value = float(value)
         except OverflowError:
-            raise ValueError("expected float, got a larger number") from None
+            value = math.inf  # as json reads 1e400
+        if math.isinf(value):
+            raise ValueError("expected float, got a larger number")
+        return value
     if of in _SCALARS:
         if type(value) is not of:
             raise ValueError(f"expected {of.__name__}, got {value!r}")
