@@ -149,6 +149,13 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
   Loaded loaded;
   ASSIGN_OR_RETURN(model::ModelConfig config,
                    model::LoadConfig(options.model, options.cache_policies.front()));
+  // Before the weights, which take longer.
+  ASSIGN_OR_RETURN(std::unique_ptr<model::Tokenizer> tokenizer,
+                   model::Tokenizer::Load(options.model, config));
+  loaded.tokenizer = std::move(tokenizer);
+  for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
+  ASSIGN_OR_RETURN(loaded.chat_format,
+                   jinja::ChatFormat::Load(options.model, options.chat_template));
   ASSIGN_OR_RETURN(loaded.context,
                    kernels::DeviceContext::Make(
                        options.device, options.threads > 0 ? options.threads : UsableProcessors()));
@@ -172,12 +179,6 @@ absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
     if (const std::string choice = RopeChoice(*each); !choice.empty()) log.Info(choice);
   }
   RETURN_IF_ERROR(ReserveScratch(options, config, *loaded.context));
-  ASSIGN_OR_RETURN(std::unique_ptr<model::Tokenizer> tokenizer,
-                   model::Tokenizer::Load(options.model, loaded.models.front()->config()));
-  loaded.tokenizer = std::move(tokenizer);
-  for (const std::string& note : loaded.tokenizer->notes()) log.Warning("tokenizer: " + note);
-  ASSIGN_OR_RETURN(loaded.chat_format,
-                   jinja::ChatFormat::Load(options.model, options.chat_template));
   return loaded;
 }
 

@@ -235,6 +235,7 @@ absl::Status Serve(const Options& options, Shutdown& shutdown, Log& log) {
   ASSIGN_OR_RETURN(std::unique_ptr<Security> security, LoadSecurity(options, log));
   engine::EngineOptions engine_options = options.engine;
   ASSIGN_OR_RETURN(engine_options.fleet_keys, LoadNamedFleetKeys(options));
+  RETURN_IF_ERROR(CheckStoreSecrets(options));  // it reads them again when it opens the store
   ASSIGN_OR_RETURN(Loaded loaded, LoadAll(options, log));
   const model::LanguageModel& model = *loaded.models.front();
   const ModelDescription description = Describe(loaded, options);

@@ -6,6 +6,7 @@ usage: server_test.py --build BUILD_FOLDER [unittest arguments]
 import argparse
 import concurrent.futures
 import contextlib
+import json
 import os
 import queue
 import re
@@ -531,6 +532,26 @@ class Starting(unittest.TestCase):
         self.assertEqual(out, "")
         self.assertIn(culprit, err)
         self.assertEqual(err.count("\n"), 1, err)
+
+    def test_what_is_read_beside_the_weights_is_read_before_them(self):
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(model_folder(), folder, dirs_exist_ok=True)
+            os.truncate(os.path.join(folder, "model.safetensors"), 100)
+            self.fails(1, "model.safetensors", "--model", folder)
+            for flags in (("--chat-template", "/nonexistent/template"),
+                          ("--session-store", "redis://127.0.0.1:1", "--session-store-password-file", "/nonexistent/it"),
+                          ("--session-store", "rediss://127.0.0.1:1", "--session-store-ca", "/nonexistent/ca.pem"),
+                          ("--session-store", "s3://bucket", "--session-store-credentials-file", "/nonexistent/key")):
+                self.fails(1, flags[-1], "--model", folder, *flags)
+            config = os.path.join(folder, "config.json")
+            with open(config) as file:
+                fields = json.load(file)
+            del fields["tokenizer"]
+            with open(config, "w") as file:
+                json.dump(fields, file)
+            with open(os.path.join(folder, "tokenizer.json"), "w") as file:
+                file.write("{")
+            self.fails(1, "tokenizer.json", "--model", folder)
 
     def test_bad_options(self):
         self.fails(2, "--bogus", "--model", model_folder(), "--bogus")
