@@ -4,11 +4,15 @@
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
 #include <grpcpp/resource_quota.h>
+#include <grpcpp/support/server_interceptor.h>
 
 #include <algorithm>
 #include <limits>
+#include <memory>
 #include <mutex>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
@@ -34,6 +38,38 @@ int ToMs(absl::Duration time) {
       std::min<int64_t>(absl::ToInt64Milliseconds(time), std::numeric_limits<int>::max()));
 }
 
+// The library keeps the request of a health check until its call ends. A Watch may never end, asks
+// for no token, and nobody counts its memory. A name of a service has at most 200 bytes there.
+constexpr size_t kMaxHealthRequestBytes = 1024;
+
+// Frees larger requests, which the library then refuses as it refuses what it cannot parse.
+class HealthRequestLimit final : public grpc::experimental::Interceptor {
+ public:
+  void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
+    using Point = grpc::experimental::InterceptionHookPoints;
+    if (methods->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE)) {
+      auto* const request = static_cast<grpc::ByteBuffer*>(methods->GetRecvMessage());
+      if (request != nullptr && request->Length() > kMaxHealthRequestBytes) request->Clear();
+    }
+    methods->Proceed();
+  }
+};
+
+class HealthRequestLimits final : public grpc::experimental::ServerInterceptorFactoryInterface {
+ public:
+  grpc::experimental::Interceptor* CreateServerInterceptor(
+      grpc::experimental::ServerRpcInfo* info) override {
+    const bool health = std::string_view(info->method()).starts_with("/grpc.health.");
+    return health ? new HealthRequestLimit : nullptr;
+  }
+};
+
+void LimitHealthRequests(grpc::ServerBuilder& builder) {
+  std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> limits;
+  limits.push_back(std::make_unique<HealthRequestLimits>());
+  builder.experimental().SetInterceptorCreators(std::move(limits));
+}
+
 void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
   builder.SetMaxReceiveMessageSize(static_cast<int>(options.max_message_bytes));
   builder.SetMaxSendMessageSize(static_cast<int>(engine::kMaxAnswerBytes));
@@ -55,6 +91,7 @@ void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
                              kMinPingIntervalMs);
   // With it two servers on one port would silently share its calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
+  LimitHealthRequests(builder);
 }
 
 }  // namespace

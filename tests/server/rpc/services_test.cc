@@ -442,6 +442,19 @@ TEST(Server, HealthFollowsTheDrain) {
   }
 }
 
+TEST(Server, HealthChecksRefuseLargeRequests) {
+  TestServer server;
+  const std::string large = "\xc2\x3e\xd0\x0f" + std::string(2000, 'x');  // an unknown field
+  std::string answer;
+  EXPECT_THAT(CheckHealth(server, std::string(100, 'x'), answer),
+              Fails(grpc::StatusCode::NOT_FOUND, ""));
+  const std::string health = "/grpc.health.v1.Health/";
+  ASSERT_THAT(RawCall(server.channel(), health + "Check", large, answer), Fails(kInvalid, "parse"));
+  // A Watch would keep it for as long as its client likes.
+  EXPECT_THAT(RawCall(server.channel(), health + "Watch", large, answer),
+              Fails(grpc::StatusCode::INTERNAL, "parse"));
+}
+
 TEST(Server, ReflectionListsTheServices) {
   TestServer server;
   std::string answer;
