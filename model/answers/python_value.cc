@@ -89,8 +89,15 @@ bool InWord(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
 }
 
+// The base that a number's prefix names, 10 without one.
+uint32_t NumberBase(std::string_view word) {
+  if (word.size() < 2 || word[0] != '0') return 10;
+  const char letter = absl::ascii_tolower(static_cast<unsigned char>(word[1]));
+  return letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 10;
+}
+
 // The digits without the underscores between them; nothing if one stands elsewhere.
-std::optional<std::string> WithoutUnderscores(std::string_view word) {
+std::optional<std::string> WithoutUnderscores(std::string_view word, uint32_t base) {
   std::string digits;
   for (size_t i = 0; i < word.size(); ++i) {
     if (word[i] != '_') {
@@ -98,9 +105,9 @@ std::optional<std::string> WithoutUnderscores(std::string_view word) {
       continue;
     }
     const auto is_digit = [&](size_t at) {
-      return at < word.size() && absl::ascii_isxdigit(static_cast<unsigned char>(word[at]));
+      return at < word.size() && HexDigit(word[at]).value_or(base) < base;
     };
-    const bool follows_base = i == 2 && word[0] == '0' && absl::ascii_isalpha(word[1]);
+    const bool follows_base = i == 2 && base != 10;
     if (!is_digit(i + 1) || !(follows_base || (i > 0 && is_digit(i - 1)))) return std::nullopt;
   }
   return digits;
@@ -108,16 +115,14 @@ std::optional<std::string> WithoutUnderscores(std::string_view word) {
 
 // A number without its sign, as JSON writes it.
 std::optional<std::string> NumberAsJson(std::string_view word) {
-  std::optional<std::string> digits = WithoutUnderscores(word);
+  const uint32_t base = NumberBase(word);
+  const std::optional<std::string> digits = WithoutUnderscores(word, base);
   if (!digits) return std::nullopt;
-  constexpr std::pair<char, int> kBases[] = {{'x', 16}, {'o', 8}, {'b', 2}};
-  for (const auto& [letter, base] : kBases) {
-    if (digits->size() < 3 || (*digits)[0] != '0' || absl::ascii_tolower((*digits)[1]) != letter) {
-      continue;
-    }
+  if (base != 10) {
     uint64_t value = 0;
     const char* const end = digits->data() + digits->size();
-    const auto [at, error] = std::from_chars(digits->data() + 2, end, value, base);
+    const auto [at, error] =
+        std::from_chars(digits->data() + 2, end, value, static_cast<int>(base));
     if (error != std::errc() || at != end) return std::nullopt;
     return absl::StrCat(value);
   }
@@ -182,7 +187,8 @@ class PythonReader {
       return true;
     }
     if (c == ')' || c == ']' || c == '}') return Close(c);
-    if (open_.empty() || (c != ',' && c != ':')) return false;
+    if (open_.empty() || !ends_value()) return false;
+    if (c != ',' && (c != ':' || open_.back().bracket != '{')) return false;
     if (c == ',') open_.back().has_comma = true;
     if (c == ':' && last_ == Last::kValue) QuoteKey();
     json_ += c;
@@ -218,7 +224,7 @@ class PythonReader {
 
   // A key of JSON is a text.
   void QuoteKey() {
-    if (open_.back().bracket != '{' || value_at_ == std::string::npos) return;
+    if (value_at_ == std::string::npos) return;
     json_.insert(EndWithoutSpace(), 1, '"');
     json_.insert(value_at_, 1, '"');
   }

@@ -291,7 +291,10 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
   EXPECT_EQ(value("-3"), "-3");
   EXPECT_EQ(value("[+3, - 3, 1_000, 0x1F, -0b11, 0o17, 00]"), "[3,-3,1000,31,-3,15,0]");
   EXPECT_EQ(value("[.5, 5., -1.5e-3, 01.5, 1_0.2_5]"), "[0.5,5.0,-0.0015,1.5,10.25]");
-  for (const char* other : {"1__0", "007", "0x", "1_", "nan", "1-2", "2024-01-02", "-(1)", "1 2"}) {
+  EXPECT_EQ(value("[0x_1F, 0b_11, 1_0e1_0, 0B1, 0xE_1]"), "[31,3,100000000000.0,1,225]");
+  for (const char* other : {"1__0", "007", "0x",   "1_",   "nan",      "1-2",     "2024-01-02",
+                            "-(1)", "1 2", "0_b1", "0_x1", "1_e5",     "1e_5",    "0b2",
+                            "0x_",  "(,)", "[,]",  "{,}",  "[1, , 2]", "{(1: 2)}"}) {
     EXPECT_EQ(value(other), '"' + std::string(other) + '"');
   }
   // Parentheses, tuples, and dicts whose keys are no texts; words of JSON.
