@@ -182,7 +182,7 @@ class PythonReader {
     if (c == '(' || c == '[' || c == '{') {
       if (ends_value()) return false;  // a call or an index
       open_.push_back({c, json_.size()});
-      json_ += c == '(' ? '[' : c;
+      Put(c == '(' ? "[" : std::string_view(&c, 1));
       last_ = Last::kOther;
       return true;
     }
@@ -191,17 +191,17 @@ class PythonReader {
     if (c != ',' && (c != ':' || open_.back().bracket != '{')) return false;
     if (c == ',') open_.back().has_comma = true;
     if (c == ':' && last_ == Last::kValue) QuoteKey();
-    json_ += c;
+    Put(std::string_view(&c, 1));
     last_ = Last::kOther;
     return true;
   }
 
   bool ends_value() const { return last_ == Last::kValue || last_ == Last::kText; }
 
-  size_t EndWithoutSpace() const {
-    size_t end = json_.size();
-    while (end > 0 && IsSpace(json_[end - 1])) --end;
-    return end;
+  // Adds what is no white space.
+  void Put(std::string_view text) {
+    json_ += text;
+    end_ = json_.size();
   }
 
   // A comma may stand before the bracket. Parentheses around one value and no comma are none.
@@ -210,13 +210,12 @@ class PythonReader {
     const Open open = open_.back();
     open_.pop_back();
     if ((open.bracket == '(') != (c == ')')) return false;
-    const size_t end = EndWithoutSpace();
-    if (c == ')' && !open.has_comma && end > open.at + 1) {
+    if (c == ')' && !open.has_comma && end_ > open.at + 1) {
       json_[open.at] = ' ';  // the value keeps its kind: a text may join the next one
       return true;
     }
-    if (json_[end - 1] == ',') json_.resize(end - 1);
-    json_ += c == ')' ? ']' : c;
+    if (json_[end_ - 1] == ',') json_.resize(end_ - 1);
+    Put(c == ')' ? "]" : std::string_view(&c, 1));
     last_ = Last::kValue;
     value_at_ = std::string::npos;
     return true;
@@ -225,8 +224,9 @@ class PythonReader {
   // A key of JSON is a text.
   void QuoteKey() {
     if (value_at_ == std::string::npos) return;
-    json_.insert(EndWithoutSpace(), 1, '"');
+    json_.insert(end_, 1, '"');
     json_.insert(value_at_, 1, '"');
+    end_ += 2;
   }
 
   bool ReadWord(char c) {
@@ -265,13 +265,13 @@ class PythonReader {
     value_at_ = json_.size();
     last_ = Last::kValue;
     if (named != std::end(kWords)) {
-      json_ += named->second;
+      Put(named->second);
       return !is_signed;
     }
     const std::optional<std::string> number = NumberAsJson(word);
     if (!number) return false;
     if (is_signed && is_negative_) json_ += '-';
-    json_ += *number;
+    Put(*number);
     return true;
   }
 
@@ -279,7 +279,7 @@ class PythonReader {
   bool ReadText(bool raw) {
     if (last_ == Last::kValue || last_ == Last::kSign) return false;
     if (last_ == Last::kText) {
-      json_.resize(EndWithoutSpace() - 1);
+      json_.resize(end_ - 1);
     } else {
       json_ += '"';
     }
@@ -291,7 +291,7 @@ class PythonReader {
     while (at_ < text_.size()) {
       if (text_.substr(at_).starts_with(end)) {
         at_ += end.size();
-        json_ += '"';
+        Put("\"");
         return true;
       }
       const char c = text_[at_++];
@@ -310,6 +310,7 @@ class PythonReader {
   const std::string_view text_;
   size_t at_ = 0;
   std::string json_;
+  size_t end_ = 0;  // of json_ without white space at its end, which no bracket looks for again
   std::vector<Open> open_;
   Last last_ = Last::kOther;
   bool is_negative_ = false;             // the sign that was read last

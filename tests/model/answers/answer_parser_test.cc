@@ -361,6 +361,23 @@ TEST(NamedCalls, TextThatIsNoCallAfterAllIsReadInTimeByItsLength) {
   }
 }
 
+// White space within parentheses is not looked at once more for each of them.
+TEST(NamedCalls, ParenthesesInPythonAreReadInTimeByTheirLength) {
+  const auto seconds = [](size_t depth, int times) {
+    const std::string value =
+        std::string(depth, '(') + "1" + std::string(depth, ' ') + Repeated(")", depth);
+    const std::clock_t begin = std::clock();
+    for (int i = 0; i < times; ++i) {
+      const auto arguments = nlohmann::json::parse(
+          ArgumentsOf("olmo3", "<function_calls>now(v=" + value + ")</function_calls>"));
+      EXPECT_EQ(arguments, nlohmann::json({{"v", 1}}));
+    }
+    return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  };
+  const double of_short = seconds(10'000, 8), of_long = seconds(80'000, 1);
+  EXPECT_LT(of_long, 2.5 * of_short + 0.1);
+}
+
 class DialectTest : public testing::TestWithParam<size_t> {
  protected:
   const Dialect& dialect() const { return Dialects()[GetParam()]; }
