@@ -484,22 +484,14 @@ class PythonCall final : public CallReader {
  public:
   Result Read(char c) override {
     if (!has_name) return ReadName(c);
-    if (!in_value_) {
-      if (c == ')' && key_.empty()) return Finish();
-      if (c == '=' && !key_.empty()) {
-        in_value_ = true;
-        value_ = PythonValueEnd();
-        return Result::kMore;
-      }
-      if (InName(c)) key_ += c;
-      return InName(c) || c == ',' || IsSpace(c) ? Result::kMore : Result::kWrong;
-    }
+    if (!in_value_) return ReadKey(c);
     if (text_.empty() && IsSpace(c)) return Result::kMore;
-    if (text_.empty() || !value_.EndsBefore(c)) {
+    if (!value_.EndsBefore(c)) {
       value_.Add(c);
       text_ += c;
       return Result::kMore;
     }
+    if (text_.empty()) return Result::kWrong;
     while (IsSpace(text_.back())) text_.pop_back();
     AddKey(key_, first_, arguments);
     first_ = in_value_ = false;
@@ -519,6 +511,23 @@ class PythonCall final : public CallReader {
     if (is_name) name += c;
     return is_name || (IsSpace(c) && name.empty()) ? Result::kMore : Result::kWrong;
   }
+  // Before a key and in it, up to the = behind it; or the end of the call.
+  Result ReadKey(char c) {
+    if (c == ')' && key_.empty()) return Finish();
+    if (c == '=' && !key_.empty()) {
+      in_value_ = true;
+      spaced_ = false;
+      value_ = PythonValueEnd();
+      return Result::kMore;
+    }
+    if (IsSpace(c)) {
+      spaced_ = !key_.empty();
+      return Result::kMore;
+    }
+    if (!InName(c) || spaced_) return c == ',' && key_.empty() ? Result::kMore : Result::kWrong;
+    key_ += c;
+    return Result::kMore;
+  }
   Result Finish() {
     arguments += first_ ? "{}" : "}";
     return Result::kDone;
@@ -526,6 +535,7 @@ class PythonCall final : public CallReader {
 
   std::string key_, text_;
   bool in_value_ = false, first_ = true;
+  bool spaced_ = false;  // white space ended the key
   PythonValueEnd value_;
 };
 

@@ -306,6 +306,27 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
   EXPECT_EQ(value("some words"), "\"some words\"");
 }
 
+// The text behind such a call is not lost, and nothing becomes a part of the next key or value.
+TEST(NamedCalls, WhatIsNoArgumentInPythonEndsTheCall) {
+  for (const auto& [name, calls] : NamedCalls()) {
+    if (name != "olmo3") continue;
+    for (const char* arguments :
+         {"v=", "v= ", "v=}", "v=, w=2", "1, w=2", "x", "v w=2", "v, w=2"}) {
+      const std::string text = std::string("<function_calls>now(") + arguments + ")\nSuch.";
+      for (const size_t piece : {size_t{1}, text.size()}) {
+        const std::vector<AnswerPart> parts = ParseInPieces(calls, text, piece);
+        ASSERT_EQ(parts.size(), 2u) << arguments;
+        EXPECT_EQ(parts[0].kind, Kind::kCall) << arguments;
+        EXPECT_EQ(parts[1].kind, Kind::kContent) << arguments;
+        EXPECT_THAT(parts[1].text, testing::EndsWith("Such.")) << arguments;
+      }
+    }
+    const std::string spaced =
+        ArgumentsOf("olmo3", "<function_calls>now( v =1 ,w\n= 2, )</function_calls>");
+    EXPECT_EQ(spaced, R"({"v": 1, "w": 2})");
+  }
+}
+
 std::string Repeated(std::string_view text, size_t times) {
   std::string whole;
   for (size_t i = 0; i < times; ++i) whole += text;
