@@ -159,6 +159,7 @@ class JsonCall final : public CallReader {
   Result ReadValue(char c) {
     if (!value_.begun()) {
       if (IsSpace(c)) return Result::kMore;
+      if (c == ',' || c == '}' || c == ']' || c == ')') return Result::kWrong;
       if (c == '{' && key_ == syntax_.holder && !syntax_.holder.empty() && !in_holder_) {
         in_holder_ = true;
         return To(Place::kKey);

@@ -306,6 +306,22 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
   EXPECT_EQ(value("some words"), "\"some words\"");
 }
 
+TEST(NamedCalls, AKeyWithoutAValueEndsTheCall) {
+  const CallSyntax& calls = NamedCalls().at(1).second;
+  ASSERT_EQ(calls.marker, "<tool_call>");
+  for (const char* rest : {R"(})", R"( , "id": 1})", R"(]})", R"()})"}) {
+    const std::string text =
+        std::string(R"(<tool_call>{"name": "now", "arguments":)") + rest + "\nSuch.";
+    for (const size_t piece : {size_t{1}, text.size()}) {
+      const std::vector<AnswerPart> parts = ParseInPieces(calls, text, piece);
+      ASSERT_EQ(parts.size(), 2u) << text;
+      EXPECT_EQ(parts[0].kind, Kind::kCall) << text;
+      EXPECT_EQ(parts[1].kind, Kind::kContent) << text;
+      EXPECT_THAT(parts[1].text, testing::EndsWith("Such.")) << text;
+    }
+  }
+}
+
 // The text behind such a call is not lost, and nothing becomes a part of the next key or value.
 TEST(NamedCalls, WhatIsNoArgumentInPythonEndsTheCall) {
   for (const auto& [name, calls] : NamedCalls()) {
