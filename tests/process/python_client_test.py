@@ -158,7 +158,8 @@ class PythonClient(WithServer):
             (Member, "{}"), (Member, '{"age": 1, "name": "x"}'), (Member, '{"age": true}'),
             (datetime.date, "5"), (datetime.datetime, "null"), (uuid.UUID, "[]"), (float, "1" * 400),
             (Color, "3"), (enum.Enum("Bit", {"ONE": 1}), "true"), (typing.Literal[1], "true"),
-            (typing.Union[int, Member], "{}"), (int, "{"),
+            (typing.Union[int, Member], "{}"), (int, "{"), (float, "1e400"), (float, "NaN"),
+            (list, "[-Infinity]"), ({"type": "number"}, "NaN"), (JSON_OBJECT, "[]"),
         ):
             with self.assertRaises(ValueError, msg=(kind, text)):
                 parse_answer(kind, text)

@@ -16,6 +16,7 @@ import dataclasses
 import datetime
 import enum
 import json
+import math
 import types
 import typing
 import uuid
@@ -185,10 +186,16 @@ def parse_answer(constraint: Constraint, text: str) -> Any:
         return text
     if hasattr(constraint, "model_validate_json"):  # pydantic's
         return constraint.model_validate_json(text)
-    value = json.loads(text)
-    if isinstance(constraint, Mapping) or constraint is JSON_OBJECT:
+    value = json.loads(text, parse_constant=_refuse_constant)
+    if constraint is JSON_OBJECT:
+        return _built(dict, value)
+    if isinstance(constraint, Mapping):
         return value
     return _built(constraint, value)
+
+
+def _refuse_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
 
 
 def _built(of: Any, value: Any) -> Any:
@@ -203,6 +210,8 @@ def _built(of: Any, value: Any) -> Any:
     if of in _SCALARS:
         if type(value) is not of:
             raise ValueError(f"expected {of.__name__}, got {value!r}")
+        if of is float and math.isinf(value):  # json reads a larger number so
+            raise ValueError("expected float, got a larger number")
         return value
     if of in _FORMATS:
         if not isinstance(value, str):
