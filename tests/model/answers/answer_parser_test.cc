@@ -120,7 +120,12 @@ std::shared_ptr<const nlohmann::json> Schemas() {
           "nick": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "id": {"type": ["string", "integer"]},
           "size": {"enum": ["10", "20", null]}, "version": {"const": "1.0"},
           "either": {"oneOf": [{"type": "string"}, {"type": "null"}]},
-          "level": {"enum": ["auto", 1, 2]}}})")}});
+          "level": {"enum": ["auto", 1, 2]}, "digit": {"$ref": "#/$defs/Digit"},
+          "maybe": {"anyOf": [{"$ref": "#/$defs/Digit"}, {"type": "null"}]},
+          "all": {"allOf": [{"description": "A digit."}, {"$ref": "#/$defs/Digit"}]},
+          "round": {"$ref": "#/$defs/Round"}, "nowhere": {"$ref": "#/$defs/Other/x"}},
+          "$defs": {"Digit": {"type": "string", "enum": ["1", "2"]},
+                    "Round": {"anyOf": [{"$ref": "#/$defs/Round"}, {"$ref": "#/$defs/Round"}]}}})")}});
   return schemas;
 }
 
@@ -229,6 +234,9 @@ TEST(NamedCalls, ValuesBetweenTagsAreOfTheTypesOfTheirSchema) {
   EXPECT_EQ(value("either", "10"), "\"10\"}");
   EXPECT_EQ(value("level", "auto"), "\"auto\"}");
   EXPECT_EQ(value("level", "1"), "1}");
+  for (const char* key : {"digit", "maybe", "all"}) EXPECT_EQ(value(key, "1"), "\"1\"}") << key;
+  EXPECT_EQ(value("maybe", "None"), "null}");
+  for (const char* key : {"round", "nowhere"}) EXPECT_EQ(value(key, "1"), "1}") << key;
   EXPECT_EQ(value("id", "123"), "123}");
   EXPECT_EQ(value("id", "1.5"), "\"1.5\"}");
   EXPECT_EQ(value("n", "1.5"), "1.5}");
