@@ -159,6 +159,7 @@ class JsonCall final : public CallReader {
   Result ReadValue(char c) {
     if (!value_.begun()) {
       if (IsSpace(c)) return Result::kMore;
+      if (c == ',' || c == '}' || c == ']' || c == ')') return Result::kWrong;
       if (c == '{' && key_ == syntax_.holder && !syntax_.holder.empty() && !in_holder_) {
         in_holder_ = true;
         return To(Place::kKey);
@@ -256,25 +257,52 @@ std::string_view WithoutFirstSpace(std::string_view text) {
 
 std::string TypeName(const Json& value) { return value.is_number() ? "number" : value.type_name(); }
 
-// The names of types that a schema allows; empty: it does not say.
-std::set<std::string> AllowedTypes(const Json& schema) {
+const Json& FindField(const Json& object, std::string_view name) {
+  static const Json kNone;
+  if (!object.is_object()) return kNone;
+  const auto found = object.find(name);
+  return found == object.end() ? kNone : *found;
+}
+
+// The schema at a place such as "#/$defs/Size" of the document; null if there is none.
+const Json& FindReferenced(const Json& document, const Json& reference) {
+  if (!reference.is_string()) return FindField(Json(), "");
+  std::string_view rest = reference.get_ref<const std::string&>();
+  const Json* at = &document;
+  if (!rest.starts_with("#/")) return FindField(Json(), "");
+  for (rest.remove_prefix(1); !rest.empty();) {
+    const std::string_view name = rest.substr(1, rest.find('/', 1) - 1);
+    at = &FindField(*at, name);
+    rest.remove_prefix(1 + name.size());
+  }
+  return *at;
+}
+
+// The names of types that a schema of the document allows; empty: it does not say. left: the most
+// schemas that are looked at, as references may lead to where they stand.
+std::set<std::string> AllowedTypes(const Json& schema, const Json& document, int& left) {
   std::set<std::string> types;
-  const auto field = [&](const char* name) { return schema.value(name, Json()); };
-  if (!schema.is_object()) return types;
-  if (const Json type = field("type"); type.is_string()) {
+  if (!schema.is_object() || left == 0) return types;
+  --left;
+  if (const Json& type = FindField(schema, "type"); type.is_string()) {
     types.insert(type.get<std::string>());
   } else if (type.is_array()) {
     for (const Json& each : type) {
       if (each.is_string()) types.insert(each.get<std::string>());
     }
-  } else if (const Json values = field("enum"); values.is_array()) {
+  } else if (const Json& values = FindField(schema, "enum"); values.is_array()) {
     for (const Json& value : values) types.insert(TypeName(value));
   } else if (schema.contains("const")) {
     types.insert(TypeName(schema["const"]));
+  } else if (schema.contains("$ref")) {
+    return AllowedTypes(FindReferenced(document, schema["$ref"]), document, left);
+  } else if (const Json& all = FindField(schema, "allOf"); all.is_array()) {
+    for (size_t i = 0; i < all.size() && types.empty(); ++i) {
+      types = AllowedTypes(all[i], document, left);
+    }
   } else {
-    const Json options = field(schema.contains("anyOf") ? "anyOf" : "oneOf");
-    for (const Json& option : options) {
-      const std::set<std::string> more = AllowedTypes(option);
+    for (const Json& option : FindField(schema, schema.contains("anyOf") ? "anyOf" : "oneOf")) {
+      const std::set<std::string> more = AllowedTypes(option, document, left);
       if (more.empty()) return {};
       types.insert(more.begin(), more.end());
     }
@@ -363,26 +391,17 @@ class TaggedCall final : public CallReader {
     place_ = Place::kValue;
     after_key_.Reset();
     value_.clear();
-    const Json& schema = FindSchema(key_);
-    types_ = AllowedTypes(schema);
-    is_text_ = schema.is_object() && schema.value("type", Json()) == "string";
+    const Json& document = FindField(schemas_, name);
+    const Json& schema = FindField(FindField(document, "properties"), key_);
+    int left = kMostSchemas;
+    types_ = AllowedTypes(schema, document, left);
+    is_text_ = FindField(schema, "type") == "string";
     is_json_ = !is_text_ && strict_.contains(name);
     json_ = ValueEnd();
     AddKey(key_, first_, arguments);
     first_ = false;
     if (is_text_) arguments += '"';
     given_ = 0;
-  }
-
-  // The schema of an argument; null if there is none.
-  const Json& FindSchema(const std::string& key) const {
-    static const Json kNone;
-    const auto schema = schemas_.find(name);
-    if (schema == schemas_.end() || !schema->is_object()) return kNone;
-    const auto properties = schema->find("properties");
-    if (properties == schema->end() || !properties->is_object()) return kNone;
-    const auto property = properties->find(key);
-    return property == properties->end() ? kNone : *property;
   }
 
   Result ReadValue(char c) {
@@ -465,6 +484,7 @@ class TaggedCall final : public CallReader {
   }
 
   static constexpr size_t kMostWord = 256;  // bytes of a name
+  static constexpr int kMostSchemas = 256;  // that may say of which types an argument is
 
   const CallSyntax& syntax_;
   const Json& schemas_;
@@ -484,22 +504,14 @@ class PythonCall final : public CallReader {
  public:
   Result Read(char c) override {
     if (!has_name) return ReadName(c);
-    if (!in_value_) {
-      if (c == ')' && key_.empty()) return Finish();
-      if (c == '=' && !key_.empty()) {
-        in_value_ = true;
-        value_ = PythonValueEnd();
-        return Result::kMore;
-      }
-      if (InName(c)) key_ += c;
-      return InName(c) || c == ',' || IsSpace(c) ? Result::kMore : Result::kWrong;
-    }
+    if (!in_value_) return ReadKey(c);
     if (text_.empty() && IsSpace(c)) return Result::kMore;
-    if (text_.empty() || !value_.EndsBefore(c)) {
+    if (!value_.EndsBefore(c)) {
       value_.Add(c);
       text_ += c;
       return Result::kMore;
     }
+    if (text_.empty()) return Result::kWrong;
     while (IsSpace(text_.back())) text_.pop_back();
     AddKey(key_, first_, arguments);
     first_ = in_value_ = false;
@@ -519,6 +531,23 @@ class PythonCall final : public CallReader {
     if (is_name) name += c;
     return is_name || (IsSpace(c) && name.empty()) ? Result::kMore : Result::kWrong;
   }
+  // Before a key and in it, up to the = behind it; or the end of the call.
+  Result ReadKey(char c) {
+    if (c == ')' && key_.empty()) return Finish();
+    if (c == '=' && !key_.empty()) {
+      in_value_ = true;
+      spaced_ = false;
+      value_ = PythonValueEnd();
+      return Result::kMore;
+    }
+    if (IsSpace(c)) {
+      spaced_ = !key_.empty();
+      return Result::kMore;
+    }
+    if (!InName(c) || spaced_) return c == ',' && key_.empty() ? Result::kMore : Result::kWrong;
+    key_ += c;
+    return Result::kMore;
+  }
   Result Finish() {
     arguments += first_ ? "{}" : "}";
     return Result::kDone;
@@ -526,6 +555,7 @@ class PythonCall final : public CallReader {
 
   std::string key_, text_;
   bool in_value_ = false, first_ = true;
+  bool spaced_ = false;  // white space ended the key
   PythonValueEnd value_;
 };
 

@@ -89,8 +89,15 @@ bool InWord(char c) {
   return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || c == '.';
 }
 
+// The base that a number's prefix names, 10 without one.
+uint32_t NumberBase(std::string_view word) {
+  if (word.size() < 2 || word[0] != '0') return 10;
+  const char letter = absl::ascii_tolower(static_cast<unsigned char>(word[1]));
+  return letter == 'x' ? 16 : letter == 'o' ? 8 : letter == 'b' ? 2 : 10;
+}
+
 // The digits without the underscores between them; nothing if one stands elsewhere.
-std::optional<std::string> WithoutUnderscores(std::string_view word) {
+std::optional<std::string> WithoutUnderscores(std::string_view word, uint32_t base) {
   std::string digits;
   for (size_t i = 0; i < word.size(); ++i) {
     if (word[i] != '_') {
@@ -98,9 +105,9 @@ std::optional<std::string> WithoutUnderscores(std::string_view word) {
       continue;
     }
     const auto is_digit = [&](size_t at) {
-      return at < word.size() && absl::ascii_isxdigit(static_cast<unsigned char>(word[at]));
+      return at < word.size() && HexDigit(word[at]).value_or(base) < base;
     };
-    const bool follows_base = i == 2 && word[0] == '0' && absl::ascii_isalpha(word[1]);
+    const bool follows_base = i == 2 && base != 10;
     if (!is_digit(i + 1) || !(follows_base || (i > 0 && is_digit(i - 1)))) return std::nullopt;
   }
   return digits;
@@ -108,16 +115,14 @@ std::optional<std::string> WithoutUnderscores(std::string_view word) {
 
 // A number without its sign, as JSON writes it.
 std::optional<std::string> NumberAsJson(std::string_view word) {
-  std::optional<std::string> digits = WithoutUnderscores(word);
+  const uint32_t base = NumberBase(word);
+  const std::optional<std::string> digits = WithoutUnderscores(word, base);
   if (!digits) return std::nullopt;
-  constexpr std::pair<char, int> kBases[] = {{'x', 16}, {'o', 8}, {'b', 2}};
-  for (const auto& [letter, base] : kBases) {
-    if (digits->size() < 3 || (*digits)[0] != '0' || absl::ascii_tolower((*digits)[1]) != letter) {
-      continue;
-    }
+  if (base != 10) {
     uint64_t value = 0;
     const char* const end = digits->data() + digits->size();
-    const auto [at, error] = std::from_chars(digits->data() + 2, end, value, base);
+    const auto [at, error] =
+        std::from_chars(digits->data() + 2, end, value, static_cast<int>(base));
     if (error != std::errc() || at != end) return std::nullopt;
     return absl::StrCat(value);
   }
@@ -177,25 +182,26 @@ class PythonReader {
     if (c == '(' || c == '[' || c == '{') {
       if (ends_value()) return false;  // a call or an index
       open_.push_back({c, json_.size()});
-      json_ += c == '(' ? '[' : c;
+      Put(c == '(' ? "[" : std::string_view(&c, 1));
       last_ = Last::kOther;
       return true;
     }
     if (c == ')' || c == ']' || c == '}') return Close(c);
-    if (open_.empty() || (c != ',' && c != ':')) return false;
+    if (open_.empty() || !ends_value()) return false;
+    if (c != ',' && (c != ':' || open_.back().bracket != '{')) return false;
     if (c == ',') open_.back().has_comma = true;
     if (c == ':' && last_ == Last::kValue) QuoteKey();
-    json_ += c;
+    Put(std::string_view(&c, 1));
     last_ = Last::kOther;
     return true;
   }
 
   bool ends_value() const { return last_ == Last::kValue || last_ == Last::kText; }
 
-  size_t EndWithoutSpace() const {
-    size_t end = json_.size();
-    while (end > 0 && IsSpace(json_[end - 1])) --end;
-    return end;
+  // Adds what is no white space.
+  void Put(std::string_view text) {
+    json_ += text;
+    end_ = json_.size();
   }
 
   // A comma may stand before the bracket. Parentheses around one value and no comma are none.
@@ -204,13 +210,12 @@ class PythonReader {
     const Open open = open_.back();
     open_.pop_back();
     if ((open.bracket == '(') != (c == ')')) return false;
-    const size_t end = EndWithoutSpace();
-    if (c == ')' && !open.has_comma && end > open.at + 1) {
+    if (c == ')' && !open.has_comma && end_ > open.at + 1) {
       json_[open.at] = ' ';  // the value keeps its kind: a text may join the next one
       return true;
     }
-    if (json_[end - 1] == ',') json_.resize(end - 1);
-    json_ += c == ')' ? ']' : c;
+    if (json_[end_ - 1] == ',') json_.resize(end_ - 1);
+    Put(c == ')' ? "]" : std::string_view(&c, 1));
     last_ = Last::kValue;
     value_at_ = std::string::npos;
     return true;
@@ -218,9 +223,10 @@ class PythonReader {
 
   // A key of JSON is a text.
   void QuoteKey() {
-    if (open_.back().bracket != '{' || value_at_ == std::string::npos) return;
-    json_.insert(EndWithoutSpace(), 1, '"');
+    if (value_at_ == std::string::npos) return;
+    json_.insert(end_, 1, '"');
     json_.insert(value_at_, 1, '"');
+    end_ += 2;
   }
 
   bool ReadWord(char c) {
@@ -259,13 +265,13 @@ class PythonReader {
     value_at_ = json_.size();
     last_ = Last::kValue;
     if (named != std::end(kWords)) {
-      json_ += named->second;
+      Put(named->second);
       return !is_signed;
     }
     const std::optional<std::string> number = NumberAsJson(word);
     if (!number) return false;
     if (is_signed && is_negative_) json_ += '-';
-    json_ += *number;
+    Put(*number);
     return true;
   }
 
@@ -273,7 +279,7 @@ class PythonReader {
   bool ReadText(bool raw) {
     if (last_ == Last::kValue || last_ == Last::kSign) return false;
     if (last_ == Last::kText) {
-      json_.resize(EndWithoutSpace() - 1);
+      json_.resize(end_ - 1);
     } else {
       json_ += '"';
     }
@@ -285,7 +291,7 @@ class PythonReader {
     while (at_ < text_.size()) {
       if (text_.substr(at_).starts_with(end)) {
         at_ += end.size();
-        json_ += '"';
+        Put("\"");
         return true;
       }
       const char c = text_[at_++];
@@ -304,6 +310,7 @@ class PythonReader {
   const std::string_view text_;
   size_t at_ = 0;
   std::string json_;
+  size_t end_ = 0;  // of json_ without white space at its end, which no bracket looks for again
   std::vector<Open> open_;
   Last last_ = Last::kOther;
   bool is_negative_ = false;             // the sign that was read last

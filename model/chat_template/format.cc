@@ -68,11 +68,17 @@ class Formatter {
     } else {
       digits = Float(spec, std::abs(value.number()));
     }
-    if (spec.commas) AddCommas(digits);
     std::string sign = negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
     const bool has_base = std::string_view("xXob").find(spec.type) != std::string_view::npos;
     if (spec.alternate && has_base) sign += {'0', spec.type};
-    return Padded(spec, sign, digits, spec.zeros ? '=' : '>');
+    const char default_align = spec.zeros ? '=' : '>';
+    if (spec.commas) {
+      // Zeros that fill are digits.
+      const char align = spec.align == '\0' ? default_align : spec.align;
+      const bool has_zeros = align == '=' && spec.fill == "0";
+      digits = WithCommas(digits, has_zeros ? spec.width - std::ssize(sign) : 0);
+    }
+    return Padded(spec, sign, digits, default_align);
   }
 
   std::string Text(Spec spec, std::string text, char align) {
@@ -142,12 +148,21 @@ class Formatter {
     return std::string(n_zeros, '0') + digits;
   }
 
-  static void AddCommas(std::string& digits) {
-    const size_t end = std::min(digits.find_first_not_of("0123456789"), digits.size());
-    for (size_t at = end; at > 3;) {
-      at -= 3;
-      digits.insert(at, 1, ',');
+  // The number with commas between its whole digits, and zeros before them up to the width.
+  std::string WithCommas(const std::string& number, int64_t width) {
+    const size_t end = std::min(number.find_first_not_of("0123456789"), number.size());
+    const auto n_digits = static_cast<int64_t>(end);
+    if (n_digits == 0) return number;  // inf, nan
+    int64_t n = n_digits;
+    const auto size = [&] { return std::ssize(number) + n - n_digits + (n - 1) / 3; };
+    heap_.Spend(std::max<int64_t>(width - size(), 0));
+    while (size() < width) ++n;
+    std::string grouped;
+    for (int64_t left = n; left > 0; --left) {
+      if (left < n && left % 3 == 0) grouped += ',';
+      grouped += left > n_digits ? '0' : number[n_digits - left];
     }
+    return grouped + number.substr(end);
   }
 
   std::string Padded(const Spec& spec, const std::string& sign, const std::string& body,

@@ -68,8 +68,7 @@ absl::StatusOr<bool> ApplyNumber(const std::string& keyword, const Json& value,
   const bool is_least = keyword == "minimum" || keyword == "exclusiveMinimum";
   const bool is_most = keyword == "maximum" || keyword == "exclusiveMaximum";
   if (!is_least && !is_most && keyword != "multipleOf") return false;
-  const std::optional<Decimal> decimal =
-      value.is_number() ? ParseDecimal(value.dump()) : std::nullopt;
+  const std::optional<Decimal> decimal = value.is_number() ? ExactDecimal(value) : std::nullopt;
   if (!decimal) return InvalidValue("must be a number between -1e400 and 1e400");
   if (is_least) {
     Tighten(*decimal, keyword == "exclusiveMinimum", true, number.least, number.excludes_least);
@@ -87,8 +86,7 @@ absl::StatusOr<bool> ApplyNumber(const std::string& keyword, const Json& value,
 }
 
 absl::StatusOr<int64_t> ParseCount(const Json& value) {
-  const std::optional<Decimal> decimal =
-      value.is_number() ? ParseDecimal(value.dump()) : std::nullopt;
+  const std::optional<Decimal> decimal = value.is_number() ? ExactDecimal(value) : std::nullopt;
   if (!decimal || decimal->is_negative || !decimal->is_integer()) {
     return InvalidValue("must be an integer of at least 0");
   }

@@ -40,7 +40,7 @@ absl::StatusOr<bool> SchemaLogic::Allows(const Shape& shape, const Json& value) 
   RETURN_IF_ERROR(budget_.Spend(20));
   switch (type) {
     case kNumber: {
-      const std::optional<Decimal> number = ParseDecimal(value.dump());
+      const std::optional<Decimal> number = ExactDecimal(value);
       return number && shape.number.Allows(*number);
     }
     case kString: {

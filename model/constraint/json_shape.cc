@@ -1,10 +1,12 @@
 #include "model/constraint/json_shape.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <string_view>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_format.h"
 
 namespace ovq::constraint {
 
@@ -25,10 +27,16 @@ Types TypeBit(const Json& value) {
   }
 }
 
+std::optional<Decimal> ExactDecimal(const Json& number) {
+  if (!number.is_number_float()) return ParseDecimal(number.dump());
+  const auto value = number.get<double>();
+  return ParseDecimal(value == std::floor(value) ? absl::StrFormat("%.0f", value) : number.dump());
+}
+
 std::string EqualityKey(const Json& value) {
   if (value.is_number()) {
     // Not as the parser compares numbers: to it -1 is 2^64 - 1, and 2^53 + 1 is 2^53 as a double.
-    const std::optional<Decimal> number = ParseDecimal(value.dump());
+    const std::optional<Decimal> number = ExactDecimal(value);
     if (!number) return value.dump();
     return absl::StrCat(number->is_negative ? "-" : "", number->whole, ".", number->fraction);
   }

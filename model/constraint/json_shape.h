@@ -27,6 +27,10 @@ enum Types : uint8_t {
 };
 Types TypeBit(const Json& value);
 
+// The value of a number. A float without a fraction is the integer that it is: 2^60 has more digits
+// than are printed to tell it from other floats.
+std::optional<Decimal> ExactDecimal(const Json& number);
+
 // One schema's keywords of objects: `rest` (additionalProperties) is for the properties that it
 // neither names nor has a pattern for.
 struct ObjectPart {

@@ -279,12 +279,15 @@ int Main(int argc, char** argv) {
       ValueOrExit(kernels::DeviceContext::Make(kernels::Device::kCpu, /*n_threads=*/1));
   {
     const std::unique_ptr<model::LanguageModel> model = LoadModel(folder, *context);
-    const auto tokenizer = *model::Tokenizer::Load(folder, model->config());
+    const auto tokenizer = ValueOrExit(model::Tokenizer::Load(folder, model->config()));
     engine::EngineModel served = engine::test::Served(*model);
     served.eos_token_ids = model->config().eos_token_ids;
     served.tokenizer = tokenizer.get();
     served.vocabulary = served.MakeVocabulary();
-    Check(served.vocabulary != nullptr, "--model has a tokenizer with texts");
+    if (served.vocabulary == nullptr) {
+      std::fprintf(stderr, "error: --model: expected a folder that has a tokenizer with texts\n");
+      return 2;
+    }
     MeasureEach(folder.c_str(), served, load, answers, rounds);
   }
   const int64_t vocab = number("--vocab", "150000");

@@ -160,6 +160,7 @@ class PythonClient(WithServer):
             (Color, "3"), (enum.Enum("Bit", {"ONE": 1}), "true"), (typing.Literal[1], "true"),
             (typing.Union[int, Member], "{}"), (int, "{"), (float, "-1e400"), (float, "NaN"),
             (typing.Any, "[Infinity]"), ({"type": "number"}, "-Infinity"), (typing.List[int], "[" * 9999 + "]" * 9999),
+            (list, "[-Infinity]"), (JSON_OBJECT, "[]"),
         ):
             with self.assertRaises(ValueError, msg=(kind, text)):
                 parse_answer(kind, text)

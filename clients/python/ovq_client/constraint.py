@@ -189,9 +189,9 @@ def parse_answer(constraint: Constraint, text: str) -> Any:
         return constraint.model_validate_json(text)
     try:
         value = json.loads(text, parse_constant=_refuse_constant)
-        if isinstance(constraint, Mapping) or constraint is JSON_OBJECT:
-            return value
-        return _built(constraint, value)
+        if constraint is JSON_OBJECT:
+            return _built(dict, value)
+        return value if isinstance(constraint, Mapping) else _built(constraint, value)
     except RecursionError:
         raise ValueError("the JSON is nested too deeply") from None
 

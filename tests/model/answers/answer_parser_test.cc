@@ -120,7 +120,12 @@ std::shared_ptr<const nlohmann::json> Schemas() {
           "nick": {"anyOf": [{"type": "string"}, {"type": "null"}]}, "id": {"type": ["string", "integer"]},
           "size": {"enum": ["10", "20", null]}, "version": {"const": "1.0"},
           "either": {"oneOf": [{"type": "string"}, {"type": "null"}]},
-          "level": {"enum": ["auto", 1, 2]}}})")}});
+          "level": {"enum": ["auto", 1, 2]}, "digit": {"$ref": "#/$defs/Digit"},
+          "maybe": {"anyOf": [{"$ref": "#/$defs/Digit"}, {"type": "null"}]},
+          "all": {"allOf": [{"description": "A digit."}, {"$ref": "#/$defs/Digit"}]},
+          "round": {"$ref": "#/$defs/Round"}, "nowhere": {"$ref": "#/$defs/Other/x"}},
+          "$defs": {"Digit": {"type": "string", "enum": ["1", "2"]},
+                    "Round": {"anyOf": [{"$ref": "#/$defs/Round"}, {"$ref": "#/$defs/Round"}]}}})")}});
   return schemas;
 }
 
@@ -229,6 +234,9 @@ TEST(NamedCalls, ValuesBetweenTagsAreOfTheTypesOfTheirSchema) {
   EXPECT_EQ(value("either", "10"), "\"10\"}");
   EXPECT_EQ(value("level", "auto"), "\"auto\"}");
   EXPECT_EQ(value("level", "1"), "1}");
+  for (const char* key : {"digit", "maybe", "all"}) EXPECT_EQ(value(key, "1"), "\"1\"}") << key;
+  EXPECT_EQ(value("maybe", "None"), "null}");
+  for (const char* key : {"round", "nowhere"}) EXPECT_EQ(value(key, "1"), "1}") << key;
   EXPECT_EQ(value("id", "123"), "123}");
   EXPECT_EQ(value("id", "1.5"), "\"1.5\"}");
   EXPECT_EQ(value("n", "1.5"), "1.5}");
@@ -291,7 +299,10 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
   EXPECT_EQ(value("-3"), "-3");
   EXPECT_EQ(value("[+3, - 3, 1_000, 0x1F, -0b11, 0o17, 00]"), "[3,-3,1000,31,-3,15,0]");
   EXPECT_EQ(value("[.5, 5., -1.5e-3, 01.5, 1_0.2_5]"), "[0.5,5.0,-0.0015,1.5,10.25]");
-  for (const char* other : {"1__0", "007", "0x", "1_", "nan", "1-2", "2024-01-02", "-(1)", "1 2"}) {
+  EXPECT_EQ(value("[0x_1F, 0b_11, 1_0e1_0, 0B1, 0xE_1]"), "[31,3,100000000000.0,1,225]");
+  for (const char* other : {"1__0", "007", "0x",   "1_",   "nan",      "1-2",     "2024-01-02",
+                            "-(1)", "1 2", "0_b1", "0_x1", "1_e5",     "1e_5",    "0b2",
+                            "0x_",  "(,)", "[,]",  "{,}",  "[1, , 2]", "{(1: 2)}"}) {
     EXPECT_EQ(value(other), '"' + std::string(other) + '"');
   }
   // Parentheses, tuples, and dicts whose keys are no texts; words of JSON.
@@ -301,6 +312,43 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
             R"({"1":"a","b":true,"null":[null,true]})");
   EXPECT_EQ(value("[a(1)]"), "\"[a(1)]\"");
   EXPECT_EQ(value("some words"), "\"some words\"");
+}
+
+TEST(NamedCalls, AKeyWithoutAValueEndsTheCall) {
+  const CallSyntax& calls = NamedCalls().at(1).second;
+  ASSERT_EQ(calls.marker, "<tool_call>");
+  for (const char* rest : {R"(})", R"( , "id": 1})", R"(]})", R"()})"}) {
+    const std::string text =
+        std::string(R"(<tool_call>{"name": "now", "arguments":)") + rest + "\nSuch.";
+    for (const size_t piece : {size_t{1}, text.size()}) {
+      const std::vector<AnswerPart> parts = ParseInPieces(calls, text, piece);
+      ASSERT_EQ(parts.size(), 2u) << text;
+      EXPECT_EQ(parts[0].kind, Kind::kCall) << text;
+      EXPECT_EQ(parts[1].kind, Kind::kContent) << text;
+      EXPECT_THAT(parts[1].text, testing::EndsWith("Such.")) << text;
+    }
+  }
+}
+
+// The text behind such a call is not lost, and nothing becomes a part of the next key or value.
+TEST(NamedCalls, WhatIsNoArgumentInPythonEndsTheCall) {
+  for (const auto& [name, calls] : NamedCalls()) {
+    if (name != "olmo3") continue;
+    for (const char* arguments :
+         {"v=", "v= ", "v=}", "v=, w=2", "1, w=2", "x", "v w=2", "v, w=2"}) {
+      const std::string text = std::string("<function_calls>now(") + arguments + ")\nSuch.";
+      for (const size_t piece : {size_t{1}, text.size()}) {
+        const std::vector<AnswerPart> parts = ParseInPieces(calls, text, piece);
+        ASSERT_EQ(parts.size(), 2u) << arguments;
+        EXPECT_EQ(parts[0].kind, Kind::kCall) << arguments;
+        EXPECT_EQ(parts[1].kind, Kind::kContent) << arguments;
+        EXPECT_THAT(parts[1].text, testing::EndsWith("Such.")) << arguments;
+      }
+    }
+    const std::string spaced =
+        ArgumentsOf("olmo3", "<function_calls>now( v =1 ,w\n= 2, )</function_calls>");
+    EXPECT_EQ(spaced, R"({"v": 1, "w": 2})");
+  }
 }
 
 std::string Repeated(std::string_view text, size_t times) {
@@ -356,6 +404,23 @@ TEST(NamedCalls, TextThatIsNoCallAfterAllIsReadInTimeByItsLength) {
       EXPECT_LT(of_long, 2.5 * of_short + 0.1) << i << " in pieces of " << piece;
     }
   }
+}
+
+// White space within parentheses is not looked at once more for each of them.
+TEST(NamedCalls, ParenthesesInPythonAreReadInTimeByTheirLength) {
+  const auto seconds = [](size_t depth, int times) {
+    const std::string value =
+        std::string(depth, '(') + "1" + std::string(depth, ' ') + Repeated(")", depth);
+    const std::clock_t begin = std::clock();
+    for (int i = 0; i < times; ++i) {
+      const auto arguments = nlohmann::json::parse(
+          ArgumentsOf("olmo3", "<function_calls>now(v=" + value + ")</function_calls>"));
+      EXPECT_EQ(arguments, nlohmann::json({{"v", 1}}));
+    }
+    return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
+  };
+  const double of_short = seconds(10'000, 8), of_long = seconds(80'000, 1);
+  EXPECT_LT(of_long, 2.5 * of_short + 0.1);
 }
 
 class DialectTest : public testing::TestWithParam<size_t> {

@@ -80,6 +80,21 @@ TEST_F(SchemaTest, NumbersInListsAreEqualByTheirValues) {
   }
 }
 
+// Such floats are printed with fewer digits than the integers that they are.
+TEST_F(SchemaTest, LargeFloatsAreTheIntegersThatTheyAre) {
+  const std::string integer = "1152921504606846976", printed = "1.152921504606847e+18";  // 2^60
+  Expect(R"({"allOf": [{"const": 1152921504606846976}, {"const": 1152921504606846976.0}]})",
+         {printed}, {"1"});
+  ExpectRefused(R"({"oneOf": [{"const": 1152921504606846976}, {"const": 1152921504606846976.0}]})",
+                "#");
+  Expect(R"({"const": 1152921504606846976.0, "maximum": 1152921504606846976})", {printed}, {"1"});
+  Expect(R"({"const": 1152921504606846976, "minimum": 1152921504606846976.0,
+             "maximum": 1152921504606846976.0})",
+         {integer}, {"1"});
+  Expect(R"({"type": "integer", "minimum": 0, "maximum": 18446744073709551616})",
+         {"18446744073709551616", "18446744073709551615"}, {"18446744073709551617"});
+}
+
 TEST_F(SchemaTest, AnyValueIsJson) {
   Expect("{}",
          {"null", "true", "0", "-12.50", "1e5", "2E-09", "\"\\u00e9\\ud83d\\ude00\\/é\"", "[]",
