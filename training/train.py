@@ -97,7 +97,7 @@ def make_parser():
     add("--task", type=json_fields, default={}, help="JSON: fields in place of the recipe's task's")
     add("--variety", type=float, help="task: recall: share of a training sequence that asks; "
         "functions: draw 1 to this many for every example; default: as the task says")
-    add("--widen", type=float, help="task: share of the run over which training sequences go from "
+    add("--widen", type=float, help="task: share of the run, as --phases count it, over which training sequences go from "
         "the easiest (recall: keys and values of three tokens; functions: constants) to the "
         "task's; default: they are the task's at once")
     add("--unscored-weight", type=float, default=0.05,
@@ -348,7 +348,8 @@ class Trainer:
         self.args, self.phases, self.task = args, parse_phases(args.phases), recipe.get("task")
         torch.manual_seed(args.seed)
         self.step, self.tokens, self.seconds = 0, 0, 0.0
-        self.position_from = (0.0, 0.0)  # position and progress where a phase last ended early
+        self.position_from = (0.0, 0.0)  # position and clock where a phase last ended early
+        self.recent = []  # (loss in bits per token, share predicted right, end of the phase) of the steps since the last line
         self.config = make_config(recipe, args.mixer, args.token_shift, args.config)
         self.model = make_model(self.config, args).to(args.device)
         self.source = make_source(recipe, args, self.config)
@@ -374,16 +375,23 @@ class Trainer:
         return self.progress >= 1 or self.args.last_step is not None and self.step >= self.args.last_step
 
     @property
+    def clock(self):
+        """What the schedule follows: seconds or steps."""
+        return self.seconds if self.args.minutes else self.step
+
+    @property
+    def length(self):
+        return 60 * self.args.minutes or self.args.steps
+
+    @property
     def progress(self):
-        if self.args.minutes:
-            return self.seconds / (60 * self.args.minutes)
-        return self.step / self.args.steps
+        return self.clock / self.length
 
     @property
     def position(self):
         """Where the phases stand, from 0 to 1: the progress, unless a phase ended early (--advance-at)."""
-        position, progress = self.position_from
-        return position + (1 - position) * (self.progress - progress) / (1 - progress)
+        position, begin = self.position_from
+        return position + (1 - position) * (self.clock - begin) / (self.length - begin)
 
     def _batch(self, length):
         """Returns the next step's contexts, a Share for each worker, and how many targets there are."""
@@ -399,10 +407,10 @@ class Trainer:
         losses = F.cross_entropy(logits, share.targets, reduction="none")
         loss = losses.dot(share.weights.to(losses.dtype))
         loss.backward()
-        right = torch.zeros(())
+        right = loss.new_zeros(())
         if self.args.advance_at is not None:
             right = (logits.argmax(-1) == share.targets).to(losses.dtype).dot(share.weights.to(losses.dtype))
-        return torch.stack([loss.detach().double(), right.to(loss.device).double()])
+        return torch.stack([loss.detach(), right]).double()
 
     def _all_gradients(self, shares, max_centroids):
         """Each worker computes a share of the contexts, and they synchronize once for each step.
@@ -414,7 +422,8 @@ class Trainer:
         return loss / math.log(2), right
 
     def train_step(self):
-        """One optimizer step; returns the weighted mean loss in bits per token and the share predicted right, tensors."""
+        """One optimizer step; returns the weighted mean loss in bits per token and the share predicted right, tensors, and
+        the end of its phase."""
         phase = phase_at(self.phases, self.position)
         shares, n_targets = self._batch(phase.length_at(self.args.seed, self.step))
         rate = learning_rate(self.args.lr, self.progress, self.step, self.args.warmup_steps)
@@ -427,13 +436,16 @@ class Trainer:
         self.model.normalize_codebooks()
         self.step += 1
         self.tokens += n_targets
-        return bits, right
+        return bits, right, phase.end
 
     def advance(self, right):
-        """Ends the phase if the share `right` of the last steps' targets was predicted right."""
+        """Ends the phase, if all steps since the last line are its own and predicted the share `right`."""
         end = phase_at(self.phases, self.position).end
-        if self.args.advance_at is not None and right >= self.args.advance_at and end < self.phases[-1].end:
-            self.position_from = (end, self.progress)
+        of_phase = all(step[2] == end for step in self.recent)
+        # The shares of a step's targets are rounded: together they are not quite 1.
+        enough = self.args.advance_at is not None and right >= self.args.advance_at - 1e-4
+        if of_phase and enough and end < self.phases[-1].end:
+            self.position_from = (end, self.clock)
             print(f"step {self.step}  {100 * right:.1f}% predicted right: the next phase begins", flush=True)
 
     def save(self):
@@ -442,6 +454,7 @@ class Trainer:
         torch.save({"config": config_to_dict(self.config), "model": self.model.state_dict(),
                     "optimizer": self.optimizer.state_dict(), "source": self.source.state(),
                     "step": self.step, "tokens": self.tokens, "seconds": self.seconds, "position_from": self.position_from,
+                    "recent": self.recent,
                     "history": self.history, "fingerprint": self.source.fingerprint,
                     "task": self.task, "args": vars(self.args)}, path + ".partial")
         os.replace(path + ".partial", path)
@@ -466,7 +479,8 @@ class Trainer:
         self.source.restore(saved["source"])
         self.step, self.tokens, self.seconds = saved["step"], saved["tokens"], saved["seconds"]
         self.history = saved["history"]
-        self.position_from = saved.get("position_from", self.position_from)  # older checkpoints have none
+        for name in ("position_from", "recent"):  # older checkpoints have none
+            setattr(self, name, saved.get(name, getattr(self, name)))
 
     def write_curve(self):
         path = os.path.join(self.args.run, "curve.csv")
@@ -483,7 +497,7 @@ class Trainer:
                 [(row[1], row[6]) for row in self.history if row[6] is not None],
                 self.source.metric)
 
-    def report(self, bits, tokens_per_second):
+    def report(self, bits, right, tokens_per_second):
         """Adds a history row and prints progress; every --eval-steps with the held-out sample."""
         due = self.step % self.args.eval_steps < self.args.log_steps or self.ended
         held_out = self.source.measure(self.model, self.workers) if due else None
@@ -492,7 +506,8 @@ class Trainer:
         self.history.append((self.step, self.tokens, round(self.seconds, 1), phase.length,
                              max_centroids, bits, held_out))
         eta = self.seconds * (1 / self.progress - 1) / 60
-        text = "" if held_out is None else f"  {self.source.metric} {held_out:.4f}"
+        text = "" if self.args.advance_at is None else f"  {100 * right:.1f}% right"
+        text += "" if held_out is None else f"  {self.source.metric} {held_out:.4f}"
         print(f"step {self.step}  {100 * self.progress:.1f}%  context {phase.length}  "
               f"{bits:.4f} bits/token  {tokens_per_second:.0f} tokens/s  "
               f"{self.tokens / 1e6:.2f}M tokens  {eta:.0f} min left{text}", flush=True)
@@ -506,10 +521,10 @@ class Trainer:
     def run(self):
         clock = saved_at = begin = time.monotonic()
         told = False
-        recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds
+        recent_tokens, recent_seconds = self.tokens, self.seconds
         while not self.ended:
             with interrupted_afterwards():
-                recent.append(self.train_step())
+                self.recent.append(self.train_step())
             now = time.monotonic()
             self.seconds, clock = self.seconds + now - clock, now
             if not told and now - begin >= FIRST_SIGN_SECONDS:
@@ -517,10 +532,12 @@ class Trainer:
                 told = True
             if self.step % self.args.log_steps == 0 or self.ended:
                 speed = (self.tokens - recent_tokens) / (self.seconds - recent_seconds)
-                bits, right = (float(sum(values) / len(recent)) for values in zip(*recent))
-                self.report(bits, speed)
-                self.advance(right)
-                recent, recent_tokens, recent_seconds = [], self.tokens, self.seconds
+                bits, right = (float(sum(step[i] for step in self.recent) / len(self.recent)) for i in (0, 1))
+                self.report(bits, right, speed)
+                recent_tokens, recent_seconds = self.tokens, self.seconds
+                if self.step % self.args.log_steps == 0:
+                    self.advance(right)
+                    self.recent = []
             if now - saved_at > 60 * self.args.checkpoint_minutes:
                 self.save()
                 saved_at = now

@@ -66,6 +66,8 @@ class Decoder(OvqModel):
 
         places: as in OvqModel.forward, of sequences without cu_seqlens and mask."""
         if places is not None:
+            if cu_seqlens is not None or mask is not None:
+                raise ValueError("places: expected neither cu_seqlens nor mask beside them")
             return self.read(tokens, None, max_centroids, places)[0]
 
         def logits(part):

@@ -445,17 +445,22 @@ class TrainingTest(unittest.TestCase):
         train_step = train.Trainer.train_step
 
         def step(trainer):
-            bits, _ = train_step(trainer)
-            return bits, torch.tensor(right)
+            bits, _, end = train_step(trainer)
+            return bits, torch.tensor(right), end
         return step
 
     def test_a_resumed_run_knows_which_phases_ended_early(self):
         arguments = ("--phases", "16:0.5,20:0.3,32:0.2", "--steps", "12", "--advance-at", "0.001")
         self.train("whole", *arguments)
         self.assertEqual([row[3] for row in self.saved("whole")["history"]], [16, 20, 32, 32, 32, 32])
-        self.train("broken", *arguments, "--last-step", "4")
-        self.train("broken", *arguments, "--resume")
-        self.assert_same_weights("whole", "broken")
+        for last in (3, 4, 9):  # between two lines, at one and behind all that ended early
+            self.train(f"broken-{last}", *arguments, "--last-step", str(last))
+            self.train(f"broken-{last}", *arguments, "--resume")
+            self.assert_same_weights("whole", f"broken-{last}")
+        # A run that is resumed as a longer one goes on in the phase that it was in.
+        self.train("longer", *arguments, "--last-step", "2")
+        self.train("longer", *arguments[:2], "--steps", "24", *arguments[4:], "--last-step", "4", "--resume")
+        self.assertEqual([row[3] for row in self.saved("longer")["history"]], [16, 20])
         with self.assertRaisesRegex(ValueError, "with --advance-at 0.001, not None"):
             self.train("whole", *arguments[:-2], "--resume")
 
