@@ -376,7 +376,7 @@ class Trainer:
 
     @property
     def clock(self):
-        """What the schedule follows: seconds or steps."""
+        """Returns the seconds or the steps that the schedule follows."""
         return self.seconds if self.args.minutes else self.step
 
     @property
