@@ -4,6 +4,7 @@ A source gives batches (inputs, targets, weights), each [contexts, length]; weig
 target's share of the loss. In shorter contexts, targets are NO_TARGET and weights 0. The state is a
 few integers, so that a resumed run sees what an unbroken one would have seen."""
 
+import dataclasses
 import hashlib
 import itertools
 import random as random_module
@@ -14,11 +15,36 @@ import torch
 from agent_conversations import AgentConversation
 from conversations import Conversation, make_sample
 from ovq.measure import token_bits
+from schedule import LENGTH_STEP
 
 # Seed of the task sequences on which progress is measured. Training sequences are seeded by pairs
 # of numbers below 2^32, which numpy joins to one number below 2^64: this seed must be above those.
 HELD_OUT_SEED = 1 << 64
 NO_TARGET = -100  # the target that PyTorch's cross entropy ignores
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """The contexts of a step that one worker computes; only targets with a weight need logits.
+
+    inputs [contexts, length]; places, indices into the flattened inputs, targets and weights, shares of the step's loss,
+    [n_places]."""
+    inputs: torch.Tensor
+    places: torch.Tensor
+    targets: torch.Tensor
+    weights: torch.Tensor
+
+    @classmethod
+    def of(cls, inputs, targets, weights, device):
+        places = np.flatnonzero(weights)
+        # Few shapes, see LENGTH_STEP: the places added have weight 0.
+        places = np.pad(places, (0, -len(places) % LENGTH_STEP))
+        chosen = targets.flatten()[places], weights.flatten()[places]
+        chosen[1][np.count_nonzero(weights):] = 0
+        sides = [torch.from_numpy(side) for side in (inputs, places, *chosen)]
+        if device != "cpu":  # nobody waits for a copy from pinned memory
+            sides = [side.pin_memory().to(device, non_blocking=True) for side in sides]
+        return cls(*sides)
 
 
 class CorpusSource:

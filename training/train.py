@@ -12,7 +12,6 @@ import argparse
 import concurrent.futures
 import contextlib
 import csv
-import dataclasses
 import json
 import math
 import os
@@ -36,7 +35,7 @@ from ovq_torch.causal_lm import Decoder, check_layers
 from muon import Muon
 import plots
 from schedule import LENGTH_STEP, learning_rate, parse_phases, phase_at
-from sources import NO_TARGET, ConversationSource, CorpusSource, TaskSource
+from sources import NO_TARGET, ConversationSource, CorpusSource, Share, TaskSource
 from tasks import TaskError, json_fields, make_task, read_fields
 from texts import Texts
 
@@ -315,30 +314,6 @@ def make_optimizer(model, args):
               {"params": others, "weight_decay": 0.0, "lr_scale": 1.0},
               {"params": betas, "weight_decay": 0.0, "lr_scale": args.beta_lr_scale}]
     return Muon(groups, DTYPES[args.compute_dtype], lr=args.lr, betas=(0.9, args.adam_beta2), foreach=True)
-
-
-@dataclasses.dataclass(frozen=True)
-class Share:
-    """The contexts of a step that one worker computes; only targets with a weight need logits.
-
-    inputs [contexts, length]; places, indices into the flattened inputs, targets and weights, shares of the step's loss,
-    [n_places]."""
-    inputs: torch.Tensor
-    places: torch.Tensor
-    targets: torch.Tensor
-    weights: torch.Tensor
-
-    @classmethod
-    def of(cls, inputs, targets, weights, device):
-        places = np.flatnonzero(weights)
-        # Few shapes, see LENGTH_STEP: the places added have weight 0.
-        places = np.pad(places, (0, -len(places) % LENGTH_STEP))
-        chosen = targets.flatten()[places], weights.flatten()[places]
-        chosen[1][np.count_nonzero(weights):] = 0
-        sides = [torch.from_numpy(side) for side in (inputs, places, *chosen)]
-        if device != "cpu":  # nobody waits for a copy from pinned memory
-            sides = [side.pin_memory().to(device, non_blocking=True) for side in sides]
-        return cls(*sides)
 
 
 class Trainer:

@@ -1,5 +1,7 @@
 """The real ovq-server process on a tiny random model.
 
+One file, as its classes share a model folder and how a server is started and ended.
+
 usage: server_test.py --build BUILD_FOLDER [unittest arguments]
 """
 
