@@ -314,36 +314,33 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
   EXPECT_EQ(value("some words"), "\"some words\"");
 }
 
+// However the text is cut, its call ends early and the words behind it are not lost.
+void ExpectACallThenSuch(const CallSyntax& calls, const std::string& text) {
+  for (const size_t piece : {size_t{1}, text.size()}) {
+    const std::vector<AnswerPart> parts = ParseInPieces(calls, text, piece);
+    ASSERT_EQ(parts.size(), 2u) << text;
+    EXPECT_EQ(parts[0].kind, Kind::kCall) << text;
+    EXPECT_EQ(parts[1].kind, Kind::kContent) << text;
+    EXPECT_THAT(parts[1].text, testing::EndsWith("Such.")) << text;
+  }
+}
+
 TEST(NamedCalls, AKeyWithoutAValueEndsTheCall) {
   const CallSyntax& calls = NamedCalls().at(1).second;
   ASSERT_EQ(calls.marker, "<tool_call>");
   for (const char* rest : {R"(})", R"( , "id": 1})", R"(]})", R"()})"}) {
-    const std::string text =
-        std::string(R"(<tool_call>{"name": "now", "arguments":)") + rest + "\nSuch.";
-    for (const size_t piece : {size_t{1}, text.size()}) {
-      const std::vector<AnswerPart> parts = ParseInPieces(calls, text, piece);
-      ASSERT_EQ(parts.size(), 2u) << text;
-      EXPECT_EQ(parts[0].kind, Kind::kCall) << text;
-      EXPECT_EQ(parts[1].kind, Kind::kContent) << text;
-      EXPECT_THAT(parts[1].text, testing::EndsWith("Such.")) << text;
-    }
+    ExpectACallThenSuch(
+        calls, std::string(R"(<tool_call>{"name": "now", "arguments":)") + rest + "\nSuch.");
   }
 }
 
-// The text behind such a call is not lost, and nothing becomes a part of the next key or value.
+// Nothing of it becomes a part of the next key or value.
 TEST(NamedCalls, WhatIsNoArgumentInPythonEndsTheCall) {
   for (const auto& [name, calls] : NamedCalls()) {
     if (name != "olmo3") continue;
     for (const char* arguments :
          {"v=", "v= ", "v=}", "v=, w=2", "1, w=2", "x", "v w=2", "v, w=2"}) {
-      const std::string text = std::string("<function_calls>now(") + arguments + ")\nSuch.";
-      for (const size_t piece : {size_t{1}, text.size()}) {
-        const std::vector<AnswerPart> parts = ParseInPieces(calls, text, piece);
-        ASSERT_EQ(parts.size(), 2u) << arguments;
-        EXPECT_EQ(parts[0].kind, Kind::kCall) << arguments;
-        EXPECT_EQ(parts[1].kind, Kind::kContent) << arguments;
-        EXPECT_THAT(parts[1].text, testing::EndsWith("Such.")) << arguments;
-      }
+      ExpectACallThenSuch(calls, std::string("<function_calls>now(") + arguments + ")\nSuch.");
     }
     const std::string spaced =
         ArgumentsOf("olmo3", "<function_calls>now( v =1 ,w\n= 2, )</function_calls>");
