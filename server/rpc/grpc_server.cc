@@ -1,5 +1,6 @@
 #include "server/rpc/grpc_server.h"
 
+#include <google/protobuf/message.h>
 #include <grpc/grpc.h>
 #include <grpcpp/ext/proto_server_reflection_plugin.h>
 #include <grpcpp/health_check_service_interface.h>
@@ -38,35 +39,56 @@ int ToMs(absl::Duration time) {
       std::min<int64_t>(absl::ToInt64Milliseconds(time), std::numeric_limits<int>::max()));
 }
 
-// The library keeps the request of a health check until its call ends. A Watch may never end, asks
-// for no token, and nobody counts its memory. A name of a service has at most 200 bytes there.
-constexpr size_t kMaxHealthRequestBytes = 1024;
+// The library's own services, health and reflection, ask for no token, and nobody counts their
+// memory. They keep a request until the call ends or the next request comes, which may be never.
+// A name of a service in a health check has at most 200 bytes there; reflection asks for names,
+// too.
+constexpr size_t kMaxLibraryRequestBytes = 1024;
 
-// Frees larger requests, which the library then refuses as it refuses what it cannot parse.
-class HealthRequestLimit final : public grpc::experimental::Interceptor {
+// Frees larger requests: the library then refuses them as requests that are empty.
+class LibraryRequestLimit final : public grpc::experimental::Interceptor {
  public:
+  // free_larger: empties a request of the service's type, if it is too large.
+  explicit LibraryRequestLimit(void (*free_larger)(void* request)) : free_larger_(free_larger) {}
+
   void Intercept(grpc::experimental::InterceptorBatchMethods* methods) override {
     using Point = grpc::experimental::InterceptionHookPoints;
     if (methods->QueryInterceptionHookPoint(Point::POST_RECV_MESSAGE)) {
-      auto* const request = static_cast<grpc::ByteBuffer*>(methods->GetRecvMessage());
-      if (request != nullptr && request->Length() > kMaxHealthRequestBytes) request->Clear();
+      if (void* const request = methods->GetRecvMessage()) free_larger_(request);
     }
     methods->Proceed();
   }
+
+ private:
+  void (*const free_larger_)(void* request);
 };
 
-class HealthRequestLimits final : public grpc::experimental::ServerInterceptorFactoryInterface {
+void FreeLargerBytes(void* request) {
+  auto* const bytes = static_cast<grpc::ByteBuffer*>(request);
+  if (bytes->Length() > kMaxLibraryRequestBytes) bytes->Clear();
+}
+
+void FreeLargerMessage(void* request) {
+  auto* const message = static_cast<google::protobuf::Message*>(request);
+  if (message->ByteSizeLong() <= kMaxLibraryRequestBytes) return;
+  const std::unique_ptr<google::protobuf::Message> empty(message->New());
+  message->GetReflection()->Swap(message, empty.get());  // Clear would keep the memory
+}
+
+class LibraryRequestLimits final : public grpc::experimental::ServerInterceptorFactoryInterface {
  public:
   grpc::experimental::Interceptor* CreateServerInterceptor(
       grpc::experimental::ServerRpcInfo* info) override {
-    const bool health = std::string_view(info->method()).starts_with("/grpc.health.");
-    return health ? new HealthRequestLimit : nullptr;
+    const std::string_view method = info->method();
+    if (method.starts_with("/grpc.health.")) return new LibraryRequestLimit(&FreeLargerBytes);
+    if (method.starts_with("/grpc.reflection.")) return new LibraryRequestLimit(&FreeLargerMessage);
+    return nullptr;
   }
 };
 
-void LimitHealthRequests(grpc::ServerBuilder& builder) {
+void LimitLibraryRequests(grpc::ServerBuilder& builder) {
   std::vector<std::unique_ptr<grpc::experimental::ServerInterceptorFactoryInterface>> limits;
-  limits.push_back(std::make_unique<HealthRequestLimits>());
+  limits.push_back(std::make_unique<LibraryRequestLimits>());
   builder.experimental().SetInterceptorCreators(std::move(limits));
 }
 
@@ -91,7 +113,7 @@ void Configure(grpc::ServerBuilder& builder, const ListenOptions& options) {
                              kMinPingIntervalMs);
   // With it two servers on one port would silently share its calls.
   builder.AddChannelArgument(GRPC_ARG_ALLOW_REUSEPORT, 0);
-  LimitHealthRequests(builder);
+  LimitLibraryRequests(builder);
 }
 
 }  // namespace

@@ -469,6 +469,26 @@ TEST(Server, ReflectionListsTheServices) {
   }
 }
 
+TEST(Server, ReflectionFreesLargeRequests) {
+  TestServer server;
+  std::string answer;
+  // ServerReflectionRequest { string file_containing_symbol = 4 }; the answer has the request in
+  // it.
+  const auto ask = [&](const std::string& symbol) {
+    const std::string length = {static_cast<char>(symbol.size() % 128 + 128),
+                                static_cast<char>(symbol.size() / 128)};
+    EXPECT_THAT(
+        RawCall(server.channel(), "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+                "\x22" + length + symbol, answer),
+        Succeeds());
+  };
+  ask(std::string(1000, 'x'));
+  EXPECT_THAT(answer, HasSubstr(std::string(1000, 'x')));
+  ask(std::string(2000, 'x'));
+  EXPECT_FALSE(answer.empty());
+  EXPECT_LT(answer.size(), 100u);
+}
+
 TEST(Server, DrainRefusesNewWorkAndEndsIdleChats) {
   TestServer server({.setup = [](engine::test::FakeModel& model) { model.gate().CloseAt(3); }});
   grpc::ClientContext chat_context;
