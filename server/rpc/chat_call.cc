@@ -227,6 +227,7 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
     if (turn.has_stop()) *turn_defaults_.mutable_stop() = turn.stop();
     if (turn.has_output()) *turn_defaults_.mutable_output() = turn.output();
     turn_defaults_.set_more(turn.more());
+    if (absl::Status held = HoldSettings(); !held.ok()) return End(held);
     v1::ChatTurn whole = turn_defaults_;
     *whole.mutable_prompt() = turn.prompt();
     if (turn.has_expected_position()) whole.set_expected_position(turn.expected_position());
@@ -238,6 +239,16 @@ class ChatCall final : public StreamCall<BidiReactor, v1::ChatResponse>, public 
                             OnStrand([this, status] { TurnSubmitted(status); });
                           });
     Read();
+  }
+
+  // The settings stay for the next turns, but turn_memory_ counts them only while this one runs. So
+  // the call's own memory, which nothing else of a Chat takes, counts them until its end.
+  absl::Status HoldSettings() {
+    turn_defaults_ = v1::ChatTurn(turn_defaults_);  // without the memory of what its fields had
+    ByteHold& memory = record_.memory();
+    const size_t bytes = turn_defaults_.SpaceUsedLong();
+    memory.ShrinkTo(bytes);
+    return ReserveBytes(memory, bytes - memory.bytes());
   }
 
   // On a blocking thread. charged: the tenant was charged for this turn with the call.
