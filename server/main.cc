@@ -97,8 +97,11 @@ void Drain(const Options& options, engine::Engine& engine, ServiceContext& servi
   }
   // The last answers are on their way; this bounds the time for clients that do not read.
   const absl::Time last = std::max(deadline, absl::Now() + absl::Seconds(1));
-  services.AwaitCalls(last);
-  if (http != nullptr) http->server().AwaitAnswers(last);
+  const bool calls_ended = services.AwaitCalls(last);
+  const bool answered = http == nullptr || http->server().AwaitAnswers(last);
+  if (!calls_ended || !answered) {
+    log.Warning("drain: time is up, calls that waited for their clients were ended");
+  }
   // Only connections are left. Without this limit gRPC waits for each to answer a ping: 20 s for
   // one whose client is idle and not reading.
   server.Shutdown(absl::Now() + kGoodbye);

@@ -71,10 +71,10 @@ void ServiceContext::Count(int calls) {
   open_calls_ += calls;
 }
 
-void ServiceContext::AwaitCalls(absl::Time deadline) {
+bool ServiceContext::AwaitCalls(absl::Time deadline) {
   const auto none = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return open_calls_ == 0; };
   absl::MutexLock lock(&calls_mutex_);
-  calls_mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
+  return calls_mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
 }
 
 absl::Status ServiceContext::CheckServing() const {

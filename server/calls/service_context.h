@@ -65,8 +65,8 @@ class ServiceContext {
   absl::Status CheckServing() const;  // Unavailable while draining
   absl::Status AdmitWork() const;     // likewise, for a call that brings work: counts the refusal
   bool draining() const { return draining_; }
-  // Waits until no call is open, or until this time.
-  void AwaitCalls(absl::Time deadline);
+  // Waits until no call is open, or until this time: then it returns false.
+  bool AwaitCalls(absl::Time deadline);
   // Registers a callback of a stream that stays open between turns, for the start of a drain. It
   // must not block. Null removes it and waits for a running callback.
   void OnDrain(const void* owner, std::function<void()> on_drain);

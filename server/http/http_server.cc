@@ -103,9 +103,10 @@ class Server final : public HttpServer, private ConnectionHost {
     ending = true;
     CloseAll(/*if_idle=*/true);
   }
-  void AwaitAnswers(absl::Time deadline) override {
+  bool AwaitAnswers(absl::Time deadline) override {
     std::unique_lock lock(mutex_);
-    answered_.wait_until(lock, absl::ToChronoTime(deadline), [this] { return requests_ == 0; });
+    return answered_.wait_until(lock, absl::ToChronoTime(deadline),
+                                [this] { return requests_ == 0; });
   }
   void Shutdown() override {
     if (threads_.empty()) return;

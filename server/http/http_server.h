@@ -24,8 +24,9 @@ class HttpServer {
   // Ends each connection with its next answer, and at once those on which no header of a request
   // has come yet.
   virtual void EndConnections() = 0;
-  // Waits until all requests whose headers have come have their answers, or until this time.
-  virtual void AwaitAnswers(absl::Time deadline) = 0;
+  // Waits until all requests whose headers have come have their answers, or until this time:
+  // then it returns false.
+  virtual bool AwaitAnswers(absl::Time deadline) = 0;
   // Takes no more connections and closes the open ones, whose requests see that the client is gone.
   // Returns when no connection is held any more.
   virtual void Shutdown() = 0;

@@ -451,6 +451,17 @@ class Stopping(unittest.TestCase):
                 thread.join(60)
                 self.assertEqual(tokens[-1], grpc.StatusCode.UNAVAILABLE)
 
+    def test_a_drain_that_waited_for_a_client_that_reads_nothing_says_so(self):
+        with ServerProcess(BINARY, model_folder(), "--state-memory", "64M", "--drain-timeout", "1s") as server:
+            # The window has no room for the first answer.
+            with grpc.insecure_channel(server.address, [("grpc.http2.bdp_probe", 0),
+                                                        ("grpc.http2.lookahead_bytes", 16)]) as channel:
+                with contextlib.closing(UnreadChat(channel, request("unread", 5))):
+                    wait_for(lambda: re.search(r"ovq_generated_tokens_total\S* 5\n", server.metrics()), "an answer")
+                    server.terminate()
+                    self.assertEqual(server.wait(20), 0)
+            self.assertIn("drain: time is up", server.stderr())
+
     def test_second_signal_ends_at_once(self):
         with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server:
             with connect(server) as channel:
