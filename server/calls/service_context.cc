@@ -74,7 +74,9 @@ void ServiceContext::Count(int calls) {
 bool ServiceContext::AwaitCalls(absl::Time deadline) {
   const auto none = [this]() ABSL_NO_THREAD_SAFETY_ANALYSIS { return open_calls_ == 0; };
   absl::MutexLock lock(&calls_mutex_);
-  return calls_mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
+  const bool ended = calls_mutex_.AwaitWithDeadline(absl::Condition(&none), deadline);
+  if (!ended) time_is_up_ = true;
+  return ended;
 }
 
 absl::Status ServiceContext::CheckServing() const {
@@ -149,6 +151,7 @@ LogFields CallRecord::IdFields() const {
 
 absl::Status CallRecord::Seen(const absl::Status& status) const {
   if (!context_.cancelled()) return status;
+  if (services().time_is_up()) return absl::UnavailableError("the server is shutting down");
   // A client's own deadline passes a little before the one that it sent: that travels, and gRPC
   // rounds it up to three digits.
   const SteadyTime::duration early = std::max(kDeadlineEarly, (context_.deadline() - start_) / 100);

@@ -65,8 +65,10 @@ class ServiceContext {
   absl::Status CheckServing() const;  // Unavailable while draining
   absl::Status AdmitWork() const;     // likewise, for a call that brings work: counts the refusal
   bool draining() const { return draining_; }
-  // Waits until no call is open, or until this time: then it returns false.
+  // Waits until no call is open, or until this time: then it returns false, and calls that end
+  // later are ended by the server.
   bool AwaitCalls(absl::Time deadline);
+  bool time_is_up() const { return time_is_up_; }
   // Registers a callback of a stream that stays open between turns, for the start of a drain. It
   // must not block. Null removes it and waits for a running callback.
   void OnDrain(const void* owner, std::function<void()> on_drain);
@@ -75,7 +77,7 @@ class ServiceContext {
   friend class CallRecord;
   void Count(int calls);  // adds to open_calls_
 
-  std::atomic<bool> draining_{false};
+  std::atomic<bool> draining_{false}, time_is_up_{false};
   absl::Mutex mutex_;
   std::map<const void*, std::function<void()>> listeners_ ABSL_GUARDED_BY(mutex_);
   absl::Mutex calls_mutex_;
@@ -135,7 +137,8 @@ class CallRecord {
   void EndTurn(const TurnRecord& turn, const absl::Status& status);
   // Headers of the answer: `x-request-id`, `traceparent`, `tracestate`.
   std::vector<std::pair<std::string, std::string>> AnswerHeaders() const;
-  // The status as the caller sees it: Cancelled or DeadlineExceeded if it gave up.
+  // The status as the caller sees it: Cancelled or DeadlineExceeded if it gave up, Unavailable if
+  // the server did.
   absl::Status Seen(const absl::Status& status) const;
   // Logs and traces the call, if it is shown, and releases its memory but for the bytes of an
   // answer that is still to be sent: a client that has the answer finds its memory free, whoever

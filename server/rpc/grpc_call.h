@@ -19,10 +19,11 @@ class GrpcCall final : public CallContext {
   // label: the RPC's (server/calls/rpc_labels.h). The context outlives this object.
   GrpcCall(ServiceContext& services, const char* label, grpc::CallbackServerContext* context)
       : context_(context),
+        peer_(context->peer()),
         deadline_(Clock().ToSteady(absl::FromChrono(context->deadline()))),
         record_(services, label, *this) {}
 
-  std::string peer() const override { return context_->peer(); }
+  std::string peer() const override { return peer_; }
   std::vector<std::string> Values(const char* name) const override {
     const auto [begin, end] = context_->client_metadata().equal_range(name);
     std::vector<std::string> values;
@@ -63,6 +64,7 @@ class GrpcCall final : public CallContext {
 
  private:
   grpc::CallbackServerContext* const context_;
+  const std::string peer_;  // the library forgets it where the server ends the call's connection
   const SteadyTime deadline_;
   CallRecord record_;
   const grpc::ByteBuffer* message_ = nullptr;

@@ -461,6 +461,7 @@ class Stopping(unittest.TestCase):
                     server.terminate()
                     self.assertEqual(server.wait(20), 0)
             self.assertIn("drain: time is up", server.stderr())
+            self.assertRegex(server.stderr(), r"call ended method=Chat code=UNAVAILABLE .* peer=ipv4:127")
 
     def test_second_signal_ends_at_once(self):
         with ServerProcess(BINARY, model_folder(), "--state-memory", "64M") as server:
