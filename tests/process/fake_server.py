@@ -4,6 +4,7 @@ prompt.
 A token is a byte. The answer to a prompt is "<position>:<last 8 characters of the prompt>", where
 position counts the conversation's bytes before the answer, cut to max_tokens. Special
 prompts: "slow" streams dots until it is cancelled, "bad" fails with INVALID_ARGUMENT,
+"cut" ends with UNAVAILABLE after the answer's first character,
 after the answer to "last" a Chat ends with UNAVAILABLE.
 
 The id of a session created with metadata ovq-session contains its value, and calls on the session
@@ -284,6 +285,8 @@ class FakeServer:
                 if request.output.logprobs:
                     chunk.logprobs.extend([-0.25] * len(chunk.token_ids))
                 yield response(chunk=chunk)
+                if text == "cut":
+                    context.abort(grpc.StatusCode.UNAVAILABLE, "the server is shutting down")
         usage.generated_tokens = len(answer.encode())
         session.position += usage.generated_tokens
         session.generated_tokens_total += usage.generated_tokens

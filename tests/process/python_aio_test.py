@@ -84,6 +84,10 @@ class AsyncioTwin(WithServer, unittest.IsolatedAsyncioTestCase):
                     await chat._call.code()  # the end has arrived
                     [event async for event in chat.send("more")]
             self.assertEqual(caught.exception.code, grpc.StatusCode.UNAVAILABLE)
+            async with client.chat() as chat:
+                for text in ("cut", "more", "x" * 70000):
+                    with self.assertRaisesRegex(OvqError, "shutting down"):
+                        [event async for event in chat.send(text)]
 
     def test_it_has_the_methods_of_the_client_with_their_arguments(self):
         for blocking, twin in ((Client, AsyncClient), (Chat, AsyncChat)):

@@ -427,6 +427,12 @@ class PythonClient(WithServer):
                 list(chat.send("last"))
                 list(chat.send("more"))
 
+    def test_turns_after_an_answer_that_was_cut_off_say_why(self):
+        with self.client.chat() as chat:
+            for text in ("cut", "more", "x" * 70000):
+                with self.assertRaisesRegex(OvqError, "shutting down"):
+                    list(chat.send(text))
+
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()

@@ -54,6 +54,7 @@ class AsyncChat:
         self._make_lock = make_lock
         self._running = False
         self._cancelled = False  # the running turn, before all of it was sent
+        self._ended = False  # the call, as a read has found
         self._call: Any = None
         #: The session as it was opened; inside `async with`.
         self.session: Session
@@ -94,7 +95,7 @@ class AsyncChat:
     async def _begin(self, prompt: Prompt, cacheable: bool | None, options: Options) -> list[Any]:
         """Sends a turn and returns its first responses: the last one, if it was cancelled before
         all of it was sent."""
-        if self._running:
+        if self._running and not self._ended:
             raise RuntimeError("a turn is running: read its events to the end first")
         *leading, last = chat_turns(prompt, cacheable, options)
         self._running, self._cancelled = True, False
@@ -132,10 +133,14 @@ class AsyncChat:
             await self._read()
 
     async def _read(self) -> Any:
-        with ovq_errors():
-            response = await self._call.read()
-        if response is grpc.aio.EOF:
-            raise OvqError(grpc.StatusCode.UNKNOWN, "the server ended the conversation")
+        try:
+            with ovq_errors():
+                response = await self._call.read()
+            if response is grpc.aio.EOF:
+                raise OvqError(grpc.StatusCode.UNKNOWN, "the server ended the conversation")
+        except OvqError:
+            self._ended = True  # a further turn fails with the same error
+            raise
         return response
 
 
