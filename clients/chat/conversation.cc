@@ -132,9 +132,9 @@ bool Conversation::Ask(std::string_view question) {
     }
   }
   SetPhase(Phase::kIdle);
-  if (call_ended_) return false;
-  Report(stats);
-  return true;
+  EndLine();
+  if (!call_ended_) Report(stats);
+  return !call_ended_;
 }
 
 bool Conversation::Send(const v1::ChatRequest& request) {
@@ -260,11 +260,14 @@ void Conversation::PrintChunk(const v1::TokenChunk& chunk) {
   }
 }
 
-void Conversation::Report(const TurnStats& stats) {
+void Conversation::EndLine() {
   // A single answer is written byte for byte to a file or pipe; an answer in a conversation ends
   // with a newline.
   const bool end_line = stdout_is_terminal_ || options_.interactive;
   if (end_line && last_byte_ != '\n') PrintFlushed(stdout, "\n");
+}
+
+void Conversation::Report(const TurnStats& stats) {
   // On a terminal, an empty line separates turns.
   const char* const gap = screen_.terminal && options_.interactive ? "\n\n" : "\n";
   screen_.Show(absl::StrCat(token_list_, screen_.Dim(stats.Text(position_)), gap));

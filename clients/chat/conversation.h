@@ -62,6 +62,8 @@ class Conversation {
   bool SendLeadingParts(const std::vector<std::string_view>& parts, TurnStats& stats);
   bool StreamAnswer(TurnStats& stats);
   void PrintChunk(const v1::TokenChunk& chunk);
+  // Ends the answer's last line, so that what is reported begins a line, also an answer cut off.
+  void EndLine();
   void Report(const TurnStats& stats);
 
   const ChatOptions& options_;

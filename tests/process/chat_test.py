@@ -134,6 +134,11 @@ class ChatOneShot(WithChat):
         self.assertEqual((run.returncode, run.stdout), (0, "4:last"), run.stderr)
         self.assertNotIn("UNAVAILABLE", run.stderr)
 
+    def test_an_answer_that_is_cut_off_ends_its_line(self):
+        run = self.run_chat("--interactive", stdin="cut\n")
+        self.assertEqual((run.returncode, run.stdout), (1, "3\n"), run.stderr)
+        self.assertIn("UNAVAILABLE: the server is shutting down", run.stderr)
+
     def test_logprobs_are_listed(self):
         run = self.run_chat("--prompt", "a", "--logprobs")
         self.assertEqual(run.stderr.split("\n")[:3], [f"{ord(c)}\t-0.250000" for c in "1:a"])
