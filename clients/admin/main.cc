@@ -207,15 +207,13 @@ grpc::Status Do(const AdminOptions& options, const Connection& connection) {
 
 // Sends the command to every server, even after one of them fails; returns the exit status.
 int Run(const AdminOptions& options) {
+  const absl::StatusOr<Credentials> credentials = ReadCredentials(options.connect);
+  if (!credentials.ok()) return Fail(kAdmin, kExitUsage, credentials.status().message());
   int failed = 0, missing = 0;
   for (const std::string& address : options.servers) {
     ConnectOptions connect = options.connect;
     connect.server = address;
-    const absl::StatusOr<Connection> connection = Connect(connect);
-    if (!connection.ok()) {
-      return Fail(kAdmin, kExitUsage, connection.status().message());
-    }
-    const grpc::Status status = Do(options, *connection);
+    const grpc::Status status = Do(options, ConnectWith(*credentials, connect));
     if (status.ok()) continue;
     // A session lies on one server only, so the others may answer NOT_FOUND.
     if (options.command == "delete" && status.error_code() == grpc::NOT_FOUND &&

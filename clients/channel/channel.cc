@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "base/files.h"
+#include "base/status_macros.h"
 
 namespace ovq::clients {
 namespace {
@@ -117,19 +118,24 @@ std::string SessionKeyFromId(std::string_view session_id) {
   return valid ? std::string(key) : "";
 }
 
-absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket) {
-  // Silences the library's stderr lines about failed handshakes: the call's status says the same.
-  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
-  grpc::SslCredentialsOptions tls;
-  std::string token;
+absl::StatusOr<Credentials> ReadCredentials(const ConnectOptions& options) {
+  Credentials read;
+  grpc::SslCredentialsOptions& tls = read.tls;
   for (const absl::Status& status :
        {Read("--tls-ca", options.tls_ca, "PEM", IsPem, tls.pem_root_certs),
         Read("--tls-cert", options.tls_cert, "PEM", IsPem, tls.pem_cert_chain),
         Read("--tls-key", options.tls_key, "PEM", IsPem, tls.pem_private_key),
         Read("--token-file", options.token_file, "a token without spaces on its first line",
-             HasToken, token)}) {
+             HasToken, read.token)}) {
     if (!status.ok()) return status;
   }
+  return read;
+}
+
+Connection ConnectWith(const Credentials& credentials, const ConnectOptions& options,
+                       bool own_socket) {
+  // Silences the library's stderr lines about failed handshakes: the call's status says the same.
+  setenv("GRPC_VERBOSITY", "NONE", /*overwrite=*/0);
   grpc::ChannelArguments arguments;
   // A long prompt is prefilled without a byte on the wire: pings keep middle boxes from closing it.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
@@ -139,11 +145,19 @@ absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socke
   if (own_socket) arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);
   Connection connection;
   connection.options = options;
-  if (!token.empty()) connection.authorization = absl::StrCat("Bearer ", FirstLine(token));
+  if (const std::string token = FirstLine(credentials.token); !token.empty()) {
+    connection.authorization = absl::StrCat("Bearer ", token);
+  }
   connection.channel = grpc::CreateCustomChannel(
       options.server,
-      options.secure() ? grpc::SslCredentials(tls) : grpc::InsecureChannelCredentials(), arguments);
+      options.secure() ? grpc::SslCredentials(credentials.tls) : grpc::InsecureChannelCredentials(),
+      arguments);
   return connection;
+}
+
+absl::StatusOr<Connection> Connect(const ConnectOptions& options) {
+  ASSIGN_OR_RETURN(const Credentials credentials, ReadCredentials(options));
+  return ConnectWith(credentials, options);
 }
 
 }  // namespace ovq::clients

@@ -35,9 +35,21 @@ struct Connection {
 std::string NewSessionKey();
 std::string SessionKeyFromId(std::string_view session_id);  // empty if the id has no key
 
-// Reads the TLS and token files and creates a channel, which connects with its first call. With
-// `own_socket` the channel has a socket of its own, else it shares one with the process's other
-// channels to the same server. Errors name the flag and the file.
-absl::StatusOr<Connection> Connect(const ConnectOptions& options, bool own_socket = false);
+// The contents of the TLS and token files.
+struct Credentials {
+  grpc::SslCredentialsOptions tls;
+  std::string token;
+};
+
+// Reads the files, each once, as they may be pipes. Errors name the flag and the file.
+absl::StatusOr<Credentials> ReadCredentials(const ConnectOptions& options);
+
+// Creates a channel, which connects with its first call. With `own_socket` the channel has a socket
+// of its own, else it shares one with the process's other channels to the same server.
+Connection ConnectWith(const Credentials& credentials, const ConnectOptions& options,
+                       bool own_socket = false);
+
+// Does both, for a program with one connection.
+absl::StatusOr<Connection> Connect(const ConnectOptions& options);
 
 }  // namespace ovq::clients

@@ -88,6 +88,12 @@ class Credentials(WithLoad):
         self.assertEqual({len(gaps) for gaps in report["itls"]}, {6})
         self.assertAlmostEqual(report["ovq"]["tokens_per_chunk"]["mean"], 7 / 3)
 
+    def test_a_token_from_a_pipe_is_for_all_connections(self):
+        report, _, _ = self.run_load(self.address, *self.tls, "--token-file=/dev/stdin", "--requests=9",
+                                     "--connections=3", "--concurrency=3", stdin=self.TOKEN)
+        self.assertEqual((report["completed"], report["failed"]), (9, 0))
+        self.assertEqual(len(self.service.peers), 3)
+
     def test_without_the_token(self):
         _, _, stderr = self.run_load(self.address, *self.tls, expect=1)
         self.assertIn("UNAUTHENTICATED: no token", stderr)

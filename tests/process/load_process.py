@@ -26,13 +26,13 @@ class WithLoad(unittest.TestCase):
     def command(self, *flags):
         return [self.binary, *flags]
 
-    def run_load(self, address, *flags, expect=0):
+    def run_load(self, address, *flags, expect=0, stdin=""):
         """Returns (the JSON report, or None; stdout; stderr)."""
         file = self.path("report.json")
         if os.path.exists(file):
             os.remove(file)
         run = subprocess.run(self.command("--server", address, "--output-json", file, *flags),
-                             capture_output=True, text=True, timeout=60)
+                             input=stdin, capture_output=True, text=True, timeout=60)
         self.assertEqual(run.returncode, expect, run.stderr)
         if not os.path.exists(file):
             return None, run.stdout, run.stderr

@@ -42,9 +42,11 @@ class GrpcCalls {
   // Reads the credential files. InvalidArgument names the flag. `options` must outlive the object.
   static absl::StatusOr<std::unique_ptr<GrpcCalls>> Make(const Options& options) {
     std::unique_ptr<GrpcCalls> calls(new GrpcCalls(options));
+    ASSIGN_OR_RETURN(const clients::Credentials credentials,
+                     clients::ReadCredentials(options.connect));
     for (int i = 0; i < options.connections; ++i) {
-      ASSIGN_OR_RETURN(clients::Connection connection,
-                       clients::Connect(options.connect, /*own_socket=*/true));
+      const clients::Connection connection =
+          clients::ConnectWith(credentials, options.connect, /*own_socket=*/true);
       calls->servers_.push_back({connection, v1::InferenceService::NewStub(connection.channel),
                                  v1::SessionService::NewStub(connection.channel)});
     }
