@@ -378,6 +378,13 @@ class PythonClient(WithServer):
         shown = generate("--text", "ä", PYTHONIOENCODING="ascii")
         self.assertEqual((shown.returncode, shown.stdout), (0, "2:?"), shown.stderr)
 
+    def test_the_error_of_an_answer_that_is_cut_off_begins_a_line(self):
+        cut = run_python_client("--server", self.server.address, "generate", "--text", "cut")
+        self.assertEqual((cut.returncode, cut.stdout), (1, "3"))
+        self.assertRegex(cut.stderr, r"^\[seed 42\]\n\novq_client: UNAVAILABLE: the server is shutting down")
+        bad = run_python_client("--server", self.server.address, "generate", "--text", "bad")
+        self.assertRegex(bad.stderr, "^ovq_client: INVALID_ARGUMENT")
+
     def test_an_export_that_fails_leaves_no_file(self):
         with tempfile.TemporaryDirectory() as folder:
             file = os.path.join(folder, "file")

@@ -93,18 +93,25 @@ def _generate(client: Client, args: argparse.Namespace) -> None:
     if args.messages or args.system:
         system = [("system", args.system)] if args.system else []
         prompt = Conversation([*system, ("user", text)])
-    for event in client.generate(prompt, session_id=args.session, **options):
-        if isinstance(event, TokenChunk):
-            print(event.text, end="", flush=True)
-        elif isinstance(event, Started):
-            print(f"[seed {event.seed}]", file=sys.stderr)
-        elif isinstance(event, Finished):
-            usage = event.usage
-            print(
-                f"\n[{event.reason.name.lower()} | prompt {usage.prompt_tokens} tokens | "
-                f"generated {usage.generated_tokens} tokens | state {usage.state_bytes} bytes]",
-                file=sys.stderr,
-            )
+    begun = False
+    try:
+        for event in client.generate(prompt, session_id=args.session, **options):
+            if isinstance(event, TokenChunk):
+                print(event.text, end="", flush=True)
+                begun = True
+            elif isinstance(event, Started):
+                print(f"[seed {event.seed}]", file=sys.stderr)
+            elif isinstance(event, Finished):
+                usage = event.usage
+                print(
+                    f"\n[{event.reason.name.lower()} | prompt {usage.prompt_tokens} tokens | "
+                    f"generated {usage.generated_tokens} tokens | state {usage.state_bytes} bytes]",
+                    file=sys.stderr,
+                )
+    except OvqError:
+        if begun:
+            print(file=sys.stderr)  # The error begins a line, as the end of an answer does.
+        raise
 
 
 def _score(client: Client, args: argparse.Namespace) -> None:
