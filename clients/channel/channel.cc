@@ -139,6 +139,8 @@ Connection ConnectWith(const Credentials& credentials, const ConnectOptions& opt
   grpc::ChannelArguments arguments;
   // A long prompt is prefilled without a byte on the wire: pings keep middle boxes from closing it.
   arguments.SetInt(GRPC_ARG_KEEPALIVE_TIME_MS, 30000);
+  // The library would send two and then none until it has data to send.
+  arguments.SetInt(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0);
   arguments.SetMaxReceiveMessageSize(-1);
   // Reconnects quickly after the server has restarted.
   arguments.SetInt(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 1000);

@@ -6,11 +6,14 @@ import argparse
 import datetime
 import enum
 import os
+import socket
 import sys
 import tempfile
+import threading
 import time
 import typing
 import unittest
+import unittest.mock
 import uuid
 from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
@@ -19,10 +22,13 @@ from client_test_util import ROOT, WithServer, proto, run_python_client, text_of
 
 import grpc
 import ovq_client
+import raw_http2
 from ovq_client import (
     JSON_OBJECT, Choice, Client, Conversation, Finished, FinishReason, Grammar, OvqError, Regex,
     Speculation, Started, UnfinishedAnswer, json_schema, session_file,
 )
+from ovq_client import aio
+from ovq_client._messages import REQUESTS
 from ovq_client._requests import duration
 from ovq_client.constraint import parse_answer
 
@@ -439,6 +445,38 @@ class PythonClient(WithServer):
             for text in ("cut", "more", "x" * 70000):
                 with self.assertRaisesRegex(OvqError, "shutting down"):
                     list(chat.send(text))
+
+
+class Pings(unittest.TestCase):
+    """A server that answers pings and nothing else."""
+
+    def serve(self, listener):
+        connection, _ = listener.accept()
+        with connection, connection.makefile("rb") as received:
+            received.read(len(raw_http2.PREFACE))
+            connection.sendall(raw_http2.settings())
+            while len(head := received.read(9)) == 9:
+                payload = received.read(int.from_bytes(head[:3], "big"))
+                kind, flags = head[3], head[4]
+                if kind in (raw_http2.SETTINGS, raw_http2.PING) and not flags:
+                    connection.sendall(raw_http2.frame(kind, raw_http2.ACK, 0, payload[:8 * (kind == raw_http2.PING)]))
+                if kind == raw_http2.PING and not flags:
+                    self.pings.release()
+
+    def test_they_go_on_while_a_call_waits(self):
+        """Without them a server that has vanished would keep the caller for ever."""
+        self.pings = threading.Semaphore(0)
+        often = [(name, 100 if name == "grpc.keepalive_time_ms" else value) for name, value in aio._CHANNEL_OPTIONS]
+        with socket.create_server(("127.0.0.1", 0)) as listener, unittest.mock.patch.object(
+                aio, "_CHANNEL_OPTIONS", often):
+            server = threading.Thread(target=self.serve, args=[listener])
+            server.start()
+            with Client(f"127.0.0.1:{listener.getsockname()[1]}") as client:
+                call = client._stub.Generate(REQUESTS["Generate"]())
+                for i in range(5):  # gRPC sends at most one a second
+                    self.assertTrue(self.pings.acquire(timeout=10), f"ping {i}")
+                call.cancel()
+            server.join(10)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import struct
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 END_STREAM, END_HEADERS = 1, 4
+ACK = 1  # of SETTINGS and PING
 INITIAL_WINDOW_SIZE = 4
 CONNECTION_WINDOW = 65535  # bytes that a client may send before the server allows more
 

@@ -37,7 +37,12 @@ if TYPE_CHECKING:
 
     from ovq_client.session_file import Base
 
-_CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.keepalive_time_ms", 30000)]
+_CHANNEL_OPTIONS = [
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.keepalive_time_ms", 30000),
+    # gRPC would send two pings and then none until it has data to send.
+    ("grpc.http2.max_pings_without_data", 0),
+]
 
 
 def _event(response: Any) -> Any:
