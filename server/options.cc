@@ -108,16 +108,19 @@ void AddMemory(Flags& flags, Options& o) {
 }
 
 void AddSharedStorage(Flags& flags, Options& o) {
-  FlagValue store = {.takes = absl::StrCat(redis::kRedisUrlForm, " or ", s3::kS3UrlForm),
-                     .fallback = "",
-                     .set = {}};
-  store.set = [&o](std::string_view text) -> absl::Status {
+  const std::string store_forms = absl::StrCat(redis::kRedisUrlForm, " or ", s3::kS3UrlForm);
+  FlagValue store = {.takes = store_forms, .fallback = "", .set = {}};
+  store.set = [&o, store_forms](std::string_view text) -> absl::Status {
     o.session_store.reset();
     o.session_bucket.reset();
     if (text.starts_with("s3://")) {
       ASSIGN_OR_RETURN(o.session_bucket, s3::ParseS3Url(text));
-    } else {
+    } else if (text.starts_with("redis://") || text.starts_with("rediss://")) {
       ASSIGN_OR_RETURN(o.session_store, redis::ParseRedisUrl(text));
+    } else {
+      // The text is not repeated, because it may hold a password.
+      return absl::InvalidArgumentError(
+          absl::StrCat("expected ", store_forms, ", got a text that begins otherwise"));
     }
     return absl::OkStatus();
   };
