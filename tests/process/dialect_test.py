@@ -55,6 +55,7 @@ class Dialect(unittest.TestCase):
                                  (0, f"{program} {self.version()}\n"))
                 wanted = SHARED if program in CLIENTS else SHARED[-2:]
                 self.assertEqual([flag for flag in wanted if flag not in long.stdout], [])
+                self.assertRegex(long.stdout, r"also -h|-h, --help")
 
     def version(self):
         with open(os.path.join(ROOT, "CMakeLists.txt")) as file:
@@ -95,6 +96,10 @@ class Dialect(unittest.TestCase):
                     bad = run(program, *self.ASK[program], env={"OVQ_SERVER": "nowhere"})
                     self.assertEqual(bad.returncode, 2, bad.stderr)
                     self.assertIn("OVQ_SERVER", bad.stderr)
+                    # An empty one counts as absent: the program comes as far as its next fault.
+                    empty = run(program, "--tls-ca", "/no/such/file", *self.ASK[program], env={"OVQ_SERVER": ""})
+                    self.assertIn("/no/such/file", empty.stderr)
+                    self.assertNotIn("OVQ_SERVER", empty.stderr)
 
 
 class Admin(unittest.TestCase):

@@ -200,7 +200,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--server",
         metavar="HOST:PORT",
-        default=os.environ.get("OVQ_SERVER", "127.0.0.1:50051"),
+        default=os.environ.get("OVQ_SERVER") or "127.0.0.1:50051",
         help="default: $OVQ_SERVER or 127.0.0.1:50051",
     )
     parser.add_argument("--version", action="version", version=f"ovq_client {__version__}")
