@@ -397,7 +397,7 @@ void AddActions(Flags& flags, CommandLine& line) {
       "and ends; needs neither the weights nor the device");
   flags.AddEnd("hash-token", act(Action::kHashToken),
                "prints the SHA-256 of the token on stdin, for the file of --tenants");
-  flags.AddEnd("help", act(Action::kHelp), "this text");
+  flags.AddEnd("help", act(Action::kHelp), "this text; also -h");
   flags.AddEnd("version", act(Action::kVersion), "the program's name and version");
 }
 
@@ -571,7 +571,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
 std::string HelpText() {
   CommandLine line;
   return absl::StrCat(
-      "ovq-server: serves language models with bounded memory over gRPC.\n\n"
+      "ovq-server: serves language models with bounded memory over gRPC and HTTP.\n\n"
       "usage: ovq-server --model PATH [flags]     (--name value or --name=value)\n\n",
       Declare(line).Help(),
       "\nFlags win over the environment, the environment over the file, the file over the "
