@@ -74,6 +74,24 @@ class Dialect(unittest.TestCase):
                 self.assertEqual(nobody.returncode, 1, nobody.stderr)
                 self.assertIn("UNAVAILABLE", nobody.stderr)
 
+    def test_an_address_of_another_kind_is_named(self):
+        with serve("--admin-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0") as server:
+            admin = re.search(r"admin on (127\.0\.0\.1:\d+)", server.stderr()).group(1)
+            http = re.search(r"http on http://(127\.0\.0\.1:\d+)", server.stderr()).group(1)
+            for program in CLIENTS:
+                other = server.address if program == "ovq-admin" else admin
+                for address, hint in ((other, "--server: this address serves other calls"),
+                                      (http, "--server: this address speaks HTTP/1.1")):
+                    with self.subTest((program, hint)):
+                        wrong = run(program, "--server", address, *self.ASK[program])
+                        self.assertEqual(wrong.returncode, 1, wrong.stderr)
+                        self.assertIn(hint, wrong.stderr)
+            example = subprocess.run([sys.executable, os.path.join(ROOT, "clients/python/examples/tools.py"),
+                                      "--server", f"http://{server.address}", "x"], capture_output=True, text=True,
+                                     timeout=60)
+            self.assertEqual((example.returncode, example.stderr.count("\n")), (1, 1), example.stderr)
+            self.assertIn("--server: this address does not speak HTTP", example.stderr)
+
     def test_output_that_cannot_be_written_is_an_error(self):
         with serve("--admin-listen", "127.0.0.1:0") as server, open("/dev/full", "w") as full:
             admin = re.search(r"admin on (127\.0\.0\.1:\d+)", server.stderr()).group(1)
