@@ -300,6 +300,10 @@ class OpenAi(HttpCase):
                    "messages")
         self.error(self.http.post("/v1/chat/completions", {"messages": [{"content": "x"}]}), 400,
                    "messages[0].role")
+        self.error(self.http.post("/v1/chat/completions", {**chat, "stop": ["x"] * 17}), 400, "stop: expected", "stop")
+        self.error(self.http.post("/detokenize", {"tokens": [10**6]}), 400, "tokens[0]: expected", "tokens[0]")
+        self.error(self.http.post("/tokenize", {"messages": [{"content": "x"}]}), 400, "messages[0].role: expected",
+                   "messages[0].role")
         image = [{"role": "user", "content": [{"type": "image_url"}]}]
         self.error(self.http.post("/v1/chat/completions", {"messages": image}), 400,
                    "messages[0].content")
