@@ -175,7 +175,7 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
   // A constraint has one field here, whatever its kind.
   const bool of_constraint = absl::StartsWith(facts.field, "sampling.constraint");
   const std::string ours_of_constraint = of_constraint ? facts.field : "sampling.constraint";
-  const std::array<std::pair<const char*, const char*>, 19> names = {{
+  const std::array<std::pair<const char*, const char*>, 20> names = {{
       {ours_of_constraint.c_str(), form.c_str()},
       {"prompt.conversation.tools_json", "tools"},
       {"prompt.conversation.tool_name", "tool_choice"},
@@ -184,6 +184,7 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
       {"prompt.conversation.messages", "messages"},
       {"prompt.conversation", "messages"},
       {"conversation.messages", "messages"},
+      {"conversation.template_args_json", "chat_template_kwargs"},
       {"conversation.tools_json", "tools"},
       {"conversation", "messages"},
       {"prompt.text", prompt.c_str()},
