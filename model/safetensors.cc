@@ -169,8 +169,9 @@ absl::Status SafetensorsFile::Open(const std::string& path, SafetensorsFile& map
   uint64_t header_bytes = 0;
   std::memcpy(&header_bytes, mapped.map_.data(), kPrefixBytes);
   if (header_bytes > std::min(kMaxHeaderBytes, file_bytes - kPrefixBytes)) {
-    return Damaged(path, absl::StrCat("header of ", header_bytes, " bytes in a file of ",
-                                      file_bytes, "; at most ", kMaxHeaderBytes, " are read"));
+    return Damaged(path, absl::StrCat("expected safetensors, got a header of ", header_bytes,
+                                      " bytes in a file of ", file_bytes, "; at most ",
+                                      kMaxHeaderBytes, " are read"));
   }
   const uint64_t data_begin = kPrefixBytes + header_bytes;
   const std::string_view text(reinterpret_cast<const char*>(mapped.map_.data()) + kPrefixBytes,

@@ -143,6 +143,22 @@ std::string RopeChoice(const model::LanguageModel& model) {
                             " tokens; --max-context ", tokens, " would give short_factor");
 }
 
+// Warns of a cache policy under which every conversation would be refused, as each reserves its
+// cap.
+void WarnIfNoneFits(const engine::ModelVariant& variant, size_t state_memory, Log& log) {
+  const model::StateLayout& layout = *variant.layout;
+  const int32_t cap = variant.default_slot_cap;
+  const size_t bytes = layout.bytes_cap(cap);
+  if (bytes <= state_memory) return;
+  log.Warning(absl::StrCat(
+      "memory ", variant.name, ": no conversation fits in --state-memory, as each reserves ", bytes,
+      " bytes for ",
+      layout.has_unbounded()
+          ? absl::StrCat("the ", layout.limits().max_unbounded_tokens,
+                         " tokens of --max-context: lower that, or bound sessions by --memory")
+          : absl::StrCat(cap, " max_centroids, the default: lower --max-centroids")));
+}
+
 }  // namespace
 
 absl::StatusOr<Loaded> LoadAll(const Options& options, Log& log) {
@@ -283,6 +299,7 @@ void LogSummary(const model::LanguageModel& model, const ModelDescription& descr
         engine::SessionSlots(*variant.layout, cap, options.state_memory_bytes,
                              options.max_sessions),
         options.state_memory_bytes));
+    WarnIfNoneFits(variant, options.state_memory_bytes, log);
     if (const std::optional<int64_t> exact = variant.exact_tokens(cap)) {
       log.Info(
           absl::StrFormat("memory %s: sessions are exact up to %d tokens, approximate after that",

@@ -108,16 +108,19 @@ void AddMemory(Flags& flags, Options& o) {
 }
 
 void AddSharedStorage(Flags& flags, Options& o) {
-  FlagValue store = {.takes = absl::StrCat(redis::kRedisUrlForm, " or ", s3::kS3UrlForm),
-                     .fallback = "",
-                     .set = {}};
-  store.set = [&o](std::string_view text) -> absl::Status {
+  const std::string store_forms = absl::StrCat(redis::kRedisUrlForm, " or ", s3::kS3UrlForm);
+  FlagValue store = {.takes = store_forms, .fallback = "", .set = {}};
+  store.set = [&o, store_forms](std::string_view text) -> absl::Status {
     o.session_store.reset();
     o.session_bucket.reset();
     if (text.starts_with("s3://")) {
       ASSIGN_OR_RETURN(o.session_bucket, s3::ParseS3Url(text));
-    } else {
+    } else if (text.starts_with("redis://") || text.starts_with("rediss://")) {
       ASSIGN_OR_RETURN(o.session_store, redis::ParseRedisUrl(text));
+    } else {
+      // The text is not repeated, because it may hold a password.
+      return absl::InvalidArgumentError(
+          absl::StrCat("expected ", store_forms, ", got a text that begins otherwise"));
     }
     return absl::OkStatus();
   };
@@ -394,7 +397,7 @@ void AddActions(Flags& flags, CommandLine& line) {
       "and ends; needs neither the weights nor the device");
   flags.AddEnd("hash-token", act(Action::kHashToken),
                "prints the SHA-256 of the token on stdin, for the file of --tenants");
-  flags.AddEnd("help", act(Action::kHelp), "this text");
+  flags.AddEnd("help", act(Action::kHelp), "this text; also -h");
   flags.AddEnd("version", act(Action::kVersion), "the program's name and version");
 }
 
@@ -568,7 +571,7 @@ absl::StatusOr<CommandLine> ParseCommandLine(std::span<const std::string> args,
 std::string HelpText() {
   CommandLine line;
   return absl::StrCat(
-      "ovq-server: serves language models with bounded memory over gRPC.\n\n"
+      "ovq-server: serves language models with bounded memory over gRPC and HTTP.\n\n"
       "usage: ovq-server --model PATH [flags]     (--name value or --name=value)\n\n",
       Declare(line).Help(),
       "\nFlags win over the environment, the environment over the file, the file over the "

@@ -47,7 +47,14 @@ std::string Hint(const grpc::Status& status, const ConnectOptions& options) {
                ? "no token was sent: --token-file is missing"
                : absl::StrCat("the token in ", options.token_file, " (--token-file) is another");
   }
+  // The library says no more than that of a method that an address does not have.
+  if (status.error_code() == grpc::UNIMPLEMENTED && message.empty()) {
+    return "--server: this address serves other calls; expected that of --listen, or of "
+           "--admin-listen for ovq-admin";
+  }
   if (status.error_code() != grpc::UNAVAILABLE) return "";
+  if (says("http1.x server"))
+    return "--server: this address speaks HTTP/1.1; expected that of --listen, which speaks gRPC";
   if (says("certificate verify failed")) {
     return options.tls_ca.empty()
                ? "the system's authorities do not vouch for the server's certificate: --tls-ca is "
@@ -88,7 +95,8 @@ absl::Status Explained(const grpc::Status& status, const ConnectOptions& options
   const std::string hint = Hint(status, options);
   const absl::Status plain = ToStatus(status);
   if (hint.empty()) return plain;
-  return absl::Status(plain.code(), absl::StrCat(plain.message(), "; ", hint));
+  const char* const separator = plain.message().empty() ? "" : "; ";
+  return absl::Status(plain.code(), absl::StrCat(plain.message(), separator, hint));
 }
 
 double Seconds(const google::protobuf::Duration& duration) {

@@ -204,7 +204,8 @@ std::string HelpText() {
 
 absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args) {
   ChatOptions options;
-  RETURN_IF_ERROR(Declare(options).Read(args));
+  Flags flags = Declare(options);
+  RETURN_IF_ERROR(flags.Read(args));
   RETURN_IF_ERROR(CheckConnection(options.connect));
   if (options.messages && options.open.has_session_id()) {
     return absl::InvalidArgumentError(
@@ -216,6 +217,9 @@ absl::StatusOr<ChatOptions> ParseOptions(std::span<const std::string> args) {
   }
   if (options.prompt.has_value() + options.file.has_value() + options.interactive > 1) {
     return absl::InvalidArgumentError("give one of --prompt, --file and --interactive");
+  }
+  if (flags.given("json-schema") + flags.given("grammar") + flags.given("regex") > 1) {
+    return absl::InvalidArgumentError("give one of --json-schema, --grammar and --regex");
   }
   return options;
 }

@@ -19,10 +19,11 @@ Flags Declare(InspectOptions& o) {
                     "model folder (config.json, *.safetensors, tokenizer) or GGUF file");
   flags.Add("positions", "N,N,...", Integers(o.positions, 1, kMaxPosition),
             "lengths of sessions whose state is measured", "32768,131072,1048576");
-  flags.Add("slot-caps", "N,N,...",
-            Integers(o.slot_caps, kernels::kMinSlotCap, kernels::kMaxSlotCap),
-            "dictionary caps of these sessions",
-            "the model's default cap; of models that --memory can bound 2048, 8192 and 32768");
+  flags.Add(
+      "slot-caps", "N,N,...", Integers(o.slot_caps, kernels::kMinSlotCap, kernels::kMaxSlotCap),
+      "dictionary caps of these sessions",
+      "the model's default cap; of models that the server's --memory can bound 2048, 8192 and "
+      "32768");
   std::vector<std::pair<std::string, kernels::DType>> state_dtypes;
   for (const kernels::DType dtype : kernels::AllSlots::kDTypes) {
     state_dtypes.emplace_back(absl::AsciiStrToLower(kernels::DTypeName(dtype)), dtype);
@@ -58,14 +59,34 @@ Flags Declare(InspectOptions& o) {
   return flags;
 }
 
+// Refuses flags of the measurement without --shares, and those of the report with it.
+absl::Status CheckTogether(const Flags& flags) {
+  if (flags.given("shares")) {
+    for (const char* report : {"positions", "slot-caps", "state-dtype"}) {
+      if (!flags.given(report)) continue;
+      return absl::InvalidArgumentError(absl::StrCat("--", report, " does not go with --shares"));
+    }
+    return absl::OkStatus();
+  }
+  for (const char* measured :
+       {"memory", "slots", "tokens", "sequences", "threads", "by-head", "write"}) {
+    if (!flags.given(measured)) continue;
+    return absl::InvalidArgumentError(absl::StrCat("--", measured, " needs --shares"));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::StatusOr<InspectOptions> ParseInspectOptions(std::span<const std::string> args) {
   InspectOptions options;
-  RETURN_IF_ERROR(Declare(options).Read(args));
-  if (options.folder.empty() && !options.help && !options.version) {
+  Flags flags = Declare(options);
+  RETURN_IF_ERROR(flags.Read(args));
+  if (options.help || options.version) return options;
+  if (options.folder.empty()) {
     return absl::InvalidArgumentError("MODEL: expected a model folder or a GGUF file, got none");
   }
+  RETURN_IF_ERROR(CheckTogether(flags));
   return options;
 }
 
@@ -77,7 +98,9 @@ std::string InspectHelp() {
       Declare(options).Help(),
       "\nReads the config, the tokenizer and, once, the tensors, with the checks of a server's\n"
       "start, but keeps no weights: a folder larger than the memory is fine.\n"
-      "With --shares it loads the model, and --write replaces config.json.\n"
+      "The flags from --memory to --write need --shares, with which it loads the model, and "
+      "--write\n"
+      "replaces config.json.\n"
       "The report is on stdout; every problem is a line of its own: file, field or tensor, what\n"
       "was expected.\n"
       "Exit status: 0 no problem, 1 problems, 2 bad usage.\n");

@@ -71,16 +71,19 @@ struct Pieces {
   }
 };
 
+constexpr char kExpectedModel[] = "expected a SentencePiece model, but its library says: ";
+
 }  // namespace
 }  // namespace ovq::model
 
 // The library refuses some files by its status, and others by an exception of one of its libraries.
+// Neither says what it expected.
 extern "C" bool ovq_load_pieces(const std::string& path, ovq::model::PieceModel* model,
                                 std::string* error) try {
   const auto pieces = std::make_shared<ovq::model::Pieces>();
   const auto status = pieces->processor.Load(path);
   if (!status.ok()) {
-    *error = status.ToString();
+    *error = std::string(ovq::model::kExpectedModel) + status.ToString();
     return false;
   }
   pieces->TestSpaces();
@@ -91,6 +94,6 @@ extern "C" bool ovq_load_pieces(const std::string& path, ovq::model::PieceModel*
             .begins = std::bind_front(&ovq::model::Pieces::Begins, pieces)};
   return true;
 } catch (const std::exception& thrown) {
-  *error = thrown.what();
+  *error = std::string(ovq::model::kExpectedModel) + thrown.what();
   return false;
 }

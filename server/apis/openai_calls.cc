@@ -110,11 +110,13 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
   if (messages != nullptr) {
     v1::ApplyTemplateRequest apply;
     *apply.mutable_conversation() = std::move(conversation);
-    ASSIGN_OR_RETURN(v1::ApplyTemplateResponse applied, ApplyTemplate(call->record(), apply));
-    request.set_text(std::move(*applied.mutable_text()));
+    absl::StatusOr<v1::ApplyTemplateResponse> applied = ApplyTemplate(call->record(), apply);
+    if (!applied.ok()) return ToOpenAiError(applied.status(), OpenAiApi::kChat);
+    request.set_text(std::move(*applied->mutable_text()));
   }
-  ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->record(), request));
-  ASSIGN_OR_RETURN(std::string list, TokenList(*call, tokens, with_texts));
+  const absl::StatusOr<v1::TokenizeResponse> tokens = Tokenize(call->record(), request);
+  if (!tokens.ok()) return RenameField(tokens.status(), "text", text ? "prompt" : "messages");
+  ASSIGN_OR_RETURN(std::string list, TokenList(*call, *tokens, with_texts));
   call->Reply(200, std::move(list));
   return absl::OkStatus();
 }
@@ -126,8 +128,9 @@ absl::Status ServeDetokenize(const HttpCallPtr& call, const PathWords&) {
   v1::DetokenizeRequest request;
   for (const uint32_t id : fields.Ids("tokens")) request.add_token_ids(id);
   RETURN_IF_ERROR(fields.Finish());
-  ASSIGN_OR_RETURN(const v1::DetokenizeResponse text, Detokenize(call->record(), request));
-  call->Reply(200, Dump({{"prompt", text.text()}}));
+  const absl::StatusOr<v1::DetokenizeResponse> text = Detokenize(call->record(), request);
+  if (!text.ok()) return RenameField(text.status(), "token_ids", "tokens");
+  call->Reply(200, Dump({{"prompt", text->text()}}));
   return absl::OkStatus();
 }
 

@@ -56,11 +56,17 @@ void RefuseVllmFields(BodyFields& fields) {
 
 namespace {
 
+// Checks the length of a list before its entries are copied.
+void CheckCount(BodyFields& fields, const char* name, int64_t count, int64_t most) {
+  if (count <= most) return;
+  fields.Fail(engine::BadField(fields.Path(name), absl::StrCat("at most ", most), count));
+}
+
 void ReadLogitBias(BodyFields& fields, v1::SamplingParams& to) {
   const Json* const bias = fields.Any("logit_bias");
   if (bias == nullptr) return;
   if (!bias->is_object()) return fields.Expected("logit_bias", "an object", *bias);
-  fields.Fail(engine::CheckListSizes({.logit_bias = std::ssize(*bias)}, ""));
+  CheckCount(fields, "logit_bias", std::ssize(*bias), engine::kMaxLogitBias);
   if (!fields.ok()) return;
   for (const auto& entry : bias->items()) {
     uint32_t id = 0;
@@ -79,8 +85,7 @@ void ReadStopTexts(BodyFields& fields, const char* name, v1::StopConditions& to)
   if (stop == nullptr) return;
   if (stop->is_string()) return to.add_stop_strings(stop->get<std::string>());
   if (!stop->is_array()) return fields.Expected(name, "a text or a list of texts", *stop);
-  const int64_t size = std::ssize(*stop);
-  fields.Fail(engine::CheckListSizes({.stop_strings = size}, ""));
+  CheckCount(fields, name, std::ssize(*stop), engine::kMaxStopStrings);
   if (!fields.ok()) return;
   for (const Json& entry : *stop) {
     if (!entry.is_string()) return fields.Expected(name, "a text or a list of texts", entry);
@@ -151,6 +156,18 @@ std::string ConstraintField(OpenAiApi api) {
 
 }  // namespace
 
+absl::Status RenameField(const absl::Status& status, absl::string_view ours,
+                         absl::string_view theirs, OpenAiApi api) {
+  const auto renamed = [&](absl::string_view text) {
+    if (!absl::ConsumePrefix(&text, ours)) return std::string(text);
+    return InTheirSchema(absl::StrCat(theirs, text), api);
+  };
+  absl::Status in_theirs(status.code(), renamed(status.message()));
+  engine::ErrorFacts facts = engine::GetErrorFacts(status);
+  facts.field = renamed(facts.field);
+  return engine::WithLogText(engine::WithFacts(in_theirs, facts), engine::LogText(status));
+}
+
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std::string& prompt,
                            const std::string& constraint) {
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
@@ -158,7 +175,7 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
   // A constraint has one field here, whatever its kind.
   const bool of_constraint = absl::StartsWith(facts.field, "sampling.constraint");
   const std::string ours_of_constraint = of_constraint ? facts.field : "sampling.constraint";
-  const std::array<std::pair<const char*, const char*>, 19> names = {{
+  const std::array<std::pair<const char*, const char*>, 20> names = {{
       {ours_of_constraint.c_str(), form.c_str()},
       {"prompt.conversation.tools_json", "tools"},
       {"prompt.conversation.tool_name", "tool_choice"},
@@ -167,6 +184,7 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
       {"prompt.conversation.messages", "messages"},
       {"prompt.conversation", "messages"},
       {"conversation.messages", "messages"},
+      {"conversation.template_args_json", "chat_template_kwargs"},
       {"conversation.tools_json", "tools"},
       {"conversation", "messages"},
       {"prompt.text", prompt.c_str()},
@@ -186,14 +204,7 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
     if (api == OpenAiApi::kResponses && theirs == std::string_view("messages")) theirs = "input";
     if (api == OpenAiApi::kMessages && theirs == std::string_view("stop"))
       theirs = "stop_sequences";
-    const auto renamed = [ours = ours, theirs = theirs, api](absl::string_view text) {
-      if (!absl::ConsumePrefix(&text, ours)) return std::string(text);
-      return InTheirSchema(absl::StrCat(theirs, text), api);
-    };
-    absl::Status in_theirs(status.code(), renamed(status.message()));
-    engine::ErrorFacts all = facts;
-    all.field = renamed(facts.field);
-    return engine::WithLogText(engine::WithFacts(in_theirs, all), engine::LogText(status));
+    return RenameField(status, ours, theirs, api);
   }
   return status;
 }

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/strings/string_view.h"
 #include "ovq/v1/inference.pb.h"
 #include "server/engine/common/limits.h"
 #include "server/http/body_fields.h"
@@ -55,6 +56,10 @@ void RefuseVllmFields(BodyFields& fields);
 // users, hints for caches, options of OpenAI's service.
 void SkipHints(BodyFields& fields, OpenAiRequest& to);
 
+// The error with `theirs` in place of `ours`, with which the name of its field and its message
+// begin. An error of another field stays as it is.
+absl::Status RenameField(const absl::Status& status, absl::string_view ours,
+                         absl::string_view theirs, OpenAiApi api = OpenAiApi::kCompletions);
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
 // the name of the prompt that it is of. constraint: OpenAiRequest::constraint_field.
 absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api,

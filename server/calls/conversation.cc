@@ -10,6 +10,7 @@
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "absl/time/time.h"
 #include "base/status_macros.h"
 #include "base/text.h"
@@ -21,9 +22,15 @@
 namespace ovq::server {
 namespace {
 
-// An error of the template. Its text may quote the caller, so the log gets the field's name only.
-absl::Status TemplateError(const std::string& field, const absl::Status& why) {
-  const absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, ": ", why.message()));
+// An error of the template, or of a field that it names first. Its text may quote the caller, so
+// the log gets the field's name only.
+absl::Status TemplateError(const std::string& path, const absl::Status& why) {
+  std::string field = path;
+  absl::string_view text = why.message();
+  for (const char* const name : {"tools_json", "template_args_json"}) {
+    if (absl::ConsumePrefix(&text, absl::StrCat(name, ": "))) field = absl::StrCat(path, ".", name);
+  }
+  const absl::Status status = absl::InvalidArgumentError(absl::StrCat(field, ": ", text));
   return engine::WithLogText(engine::WithFacts(status, {.field = field}),
                              absl::StrCat(field, ": refused"));
 }

@@ -227,7 +227,8 @@ TEST_F(SentencePiece, RefusesFilesThatDoNotFit) {
     other.Write("tokenizer.model", text);
     const absl::Status status = Tokenizer::Load(other.path(), Config()).status();
     EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
-    EXPECT_THAT(Message(status), HasSubstr("tokenizer.model: "));
+    EXPECT_THAT(Message(status),
+                HasSubstr("tokenizer.model: expected a SentencePiece model, but "));
   }
 }
 

@@ -131,7 +131,8 @@ TEST(Safetensors, FoldsTheLastOfManyDimensions) {
 TEST(Safetensors, RefusesDamagedHeaders) {
   ExpectDamaged("", "not even a header's length");
   ExpectDamaged(std::string(8, '\xff'), "at most 100000000");
-  ExpectDamaged(std::string("\x03\0\0\0\0\0\0\0{}", 10), "header of 3 bytes in a file of 10");
+  ExpectDamaged(std::string("\x03\0\0\0\0\0\0\0{}", 10),
+                "expected safetensors, got a header of 3 bytes in a file of 10");
   ExpectBadHeader("[]", 0, "not a JSON object");
   ExpectBadHeader("{", 0, "not valid JSON");
   ExpectBadHeader("{\"\xff\":1}", 0, "not valid JSON");

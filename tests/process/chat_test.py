@@ -324,6 +324,8 @@ class ChatErrors(WithChat):
         self.check(self.run_chat("--prompt"), 2, "--prompt needs a value")
         self.check(self.run_chat("hello"), 2, "unexpected argument 'hello'")
         self.check(self.run_chat("--prompt=a", "--file=b"), 2, "give one of")
+        self.check(self.run_chat("--prompt=a", "--regex=a", f"--grammar={__file__}"), 2,
+                   "give one of --json-schema, --grammar and --regex")
         self.assertEqual(self.run_chat("--help").returncode, 0)
 
     def test_question_that_cannot_be_sent(self):

@@ -55,6 +55,7 @@ class Dialect(unittest.TestCase):
                                  (0, f"{program} {self.version()}\n"))
                 wanted = SHARED if program in CLIENTS else SHARED[-2:]
                 self.assertEqual([flag for flag in wanted if flag not in long.stdout], [])
+                self.assertRegex(long.stdout, r"also -h|-h, --help")
 
     def version(self):
         with open(os.path.join(ROOT, "CMakeLists.txt")) as file:
@@ -72,6 +73,24 @@ class Dialect(unittest.TestCase):
                 nobody = run(program, "--server", "127.0.0.1:1", *self.ASK[program])
                 self.assertEqual(nobody.returncode, 1, nobody.stderr)
                 self.assertIn("UNAVAILABLE", nobody.stderr)
+
+    def test_an_address_of_another_kind_is_named(self):
+        with serve("--admin-listen", "127.0.0.1:0", "--http-listen", "127.0.0.1:0") as server:
+            admin = re.search(r"admin on (127\.0\.0\.1:\d+)", server.stderr()).group(1)
+            http = re.search(r"http on http://(127\.0\.0\.1:\d+)", server.stderr()).group(1)
+            for program in CLIENTS:
+                other = server.address if program == "ovq-admin" else admin
+                for address, hint in ((other, "--server: this address serves other calls"),
+                                      (http, "--server: this address speaks HTTP/1.1")):
+                    with self.subTest((program, hint)):
+                        wrong = run(program, "--server", address, *self.ASK[program])
+                        self.assertEqual(wrong.returncode, 1, wrong.stderr)
+                        self.assertIn(hint, wrong.stderr)
+            example = subprocess.run([sys.executable, os.path.join(ROOT, "clients/python/examples/tools.py"),
+                                      "--server", f"http://{server.address}", "x"], capture_output=True, text=True,
+                                     timeout=60)
+            self.assertEqual((example.returncode, example.stderr.count("\n")), (1, 1), example.stderr)
+            self.assertIn("--server: this address does not speak HTTP", example.stderr)
 
     def test_output_that_cannot_be_written_is_an_error(self):
         with serve("--admin-listen", "127.0.0.1:0") as server, open("/dev/full", "w") as full:
@@ -95,6 +114,10 @@ class Dialect(unittest.TestCase):
                     bad = run(program, *self.ASK[program], env={"OVQ_SERVER": "nowhere"})
                     self.assertEqual(bad.returncode, 2, bad.stderr)
                     self.assertIn("OVQ_SERVER", bad.stderr)
+                    # An empty one counts as absent: the program comes as far as its next fault.
+                    empty = run(program, "--tls-ca", "/no/such/file", *self.ASK[program], env={"OVQ_SERVER": ""})
+                    self.assertIn("/no/such/file", empty.stderr)
+                    self.assertNotIn("OVQ_SERVER", empty.stderr)
 
 
 class Admin(unittest.TestCase):

@@ -293,13 +293,20 @@ class OpenAi(HttpCase):
             self.assertEqual(error["code"], "unsupported_parameter")
         for field, value in (("temperature", 1000), ("top_p", 0), ("n", 100), ("n", 0),
                              ("min_p", 2), ("max_tokens", -1), ("logit_bias", {"x": 1}),
-                             ("stop", [1]), ("seed", "s"), ("top_logprobs", 5)):
+                             ("stop", [1]), ("seed", "s"), ("top_logprobs", 5),
+                             ("chat_template_kwargs", {"messages": 1})):
             self.error(self.http.post("/v1/chat/completions", {**chat, field: value}), 400, field)
         self.error(self.http.post("/v1/chat/completions", {**chat, "suprise": 1}), 400, "suprise")
         self.error(self.http.post("/v1/chat/completions", {"messages": []}), 400, "messages",
                    "messages")
         self.error(self.http.post("/v1/chat/completions", {"messages": [{"content": "x"}]}), 400,
                    "messages[0].role")
+        self.error(self.http.post("/v1/chat/completions", {**chat, "stop": ["x"] * 17}), 400, "stop: expected", "stop")
+        self.error(self.http.post("/detokenize", {"tokens": [10**6]}), 400, "tokens[0]: expected", "tokens[0]")
+        self.error(self.http.post("/tokenize", {"messages": [{"content": "x"}]}), 400, "messages[0].role: expected",
+                   "messages[0].role")
+        self.error(self.http.post("/tokenize", {**chat, "chat_template_kwargs": {"messages": 1}}), 400,
+                   "chat_template_kwargs: expected", "chat_template_kwargs")
         image = [{"role": "user", "content": [{"type": "image_url"}]}]
         self.error(self.http.post("/v1/chat/completions", {"messages": image}), 400,
                    "messages[0].content")

@@ -505,6 +505,22 @@ class Planning(unittest.TestCase):
                     stub.CreateSession(pb.CreateSessionRequest(max_centroids=cap), timeout=60)
                 self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
 
+    def test_a_start_says_that_no_conversation_fits(self):
+        tokens = "no conversation fits in --state-memory, as each reserves [0-9]+ bytes for the 5000 tokens of --max-context"
+        centroids = "no conversation fits in --state-memory, as each reserves [0-9]+ bytes for 64 max_centroids"
+        for flags, said in ((("--memory", "exact", "--max-context", "5000", "--state-memory", "64K"), tokens),
+                            (("--state-memory", "4K"), centroids), (("--state-memory", "16M"), None)):
+            with self.subTest(flags), ServerProcess(BINARY, model_folder(), *flags) as server:
+                stub = rpc.SessionServiceStub(connect(server))
+                if said is None:
+                    stub.CreateSession(pb.CreateSessionRequest(), timeout=60)
+                    self.assertNotIn("warning", server.stderr())
+                    continue
+                self.assertRegex(server.stderr(), "warning: memory [a-z]+: " + said)
+                with self.assertRaises(grpc.RpcError) as caught:
+                    stub.CreateSession(pb.CreateSessionRequest(), timeout=60)
+                self.assertEqual(caught.exception.code(), grpc.StatusCode.RESOURCE_EXHAUSTED)
+
     def test_check_config(self):
         code, out, err = run_to_end(BINARY, "--check-config", "--model", model_folder(),
                                     env={"OVQ_MAX_QUEUE": "9"})

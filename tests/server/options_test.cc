@@ -475,6 +475,11 @@ TEST(Options, SessionsMayBeInABucket) {
     return std::string(Parse(args).status().message());
   };
   EXPECT_THAT(error({"--session-store=s3://x"}), HasSubstr("expected s3://BUCKET[/PREFIX]"));
+  for (const char* other : {"https://cache", "S3://sessions", "ann:secret@cache"}) {
+    const std::string message = error({std::string("--session-store=") + other});
+    EXPECT_THAT(message, HasSubstr("[/DB] or s3://BUCKET[/PREFIX], got a text that begins"));
+    EXPECT_THAT(message, testing::Not(HasSubstr(other)));
+  }
   EXPECT_THAT(error({store}), HasSubstr("expected --session-store-credentials-file with s3://"));
   EXPECT_THAT(error({store, key, "--session-dir=s"}), HasSubstr("expected no --session-dir"));
   EXPECT_THAT(error({store, key, "--session-store-endpoint=h"}),

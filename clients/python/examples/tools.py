@@ -5,6 +5,7 @@ files that this program keeps in its memory.
 """
 
 import argparse
+import http.client
 import json
 import operator
 import re
@@ -102,3 +103,5 @@ if __name__ == "__main__":
         sys.exit(f"tools.py: {error.read().decode()}")
     except OSError as error:
         sys.exit(f"tools.py: {error}")
+    except http.client.HTTPException:
+        sys.exit("tools.py: --server: this address does not speak HTTP; expected that of --http-listen")

@@ -10,7 +10,7 @@ import os
 from ovq_client import Client, Finished, Options, OvqError, TokenChunk
 from ovq_client.aio import AsyncClient
 
-SERVER = os.environ.get("OVQ_SERVER", "127.0.0.1:50051")
+SERVER = os.environ.get("OVQ_SERVER") or "127.0.0.1:50051"
 client = Client(SERVER)
 info = client.model_info(positions=[1_000, 100_000, 1_000_000])
 print(info.name, f"{info.parameters / 1e6:.1f}M parameters, {', '.join(info.layer_types)}")

@@ -207,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--server",
         metavar="HOST:PORT",
-        default=os.environ.get("OVQ_SERVER", "127.0.0.1:50051"),
+        default=os.environ.get("OVQ_SERVER") or "127.0.0.1:50051",
         help="default: $OVQ_SERVER or 127.0.0.1:50051",
     )
     parser.add_argument("--version", action="version", version=f"ovq_client {__version__}")
@@ -329,8 +329,13 @@ def _hint(error: OvqError, args: argparse.Namespace) -> str:
         if args.token_file is None:
             return "; no token was sent: --token-file is missing"
         return f"; the token in {args.token_file} (--token-file) is another"
+    # The library says no more than that of a method that an address does not have.
+    if error.code == grpc.StatusCode.UNIMPLEMENTED and not error.message:
+        return "--server: this address serves other calls; expected that of --listen"
     if error.code != grpc.StatusCode.UNAVAILABLE:
         return ""
+    if "http1.x server" in error.message:
+        return "; --server: this address speaks HTTP/1.1; expected that of --listen, which speaks gRPC"
     if "certificate verify failed" in error.message or "CERTIFICATE_VERIFY" in error.message:
         if args.tls_ca is None:
             return "; the authorities known here do not vouch for the server: --tls-ca is missing"

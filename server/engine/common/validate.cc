@@ -351,7 +351,8 @@ absl::Status CheckSessionFits(const SessionImage& image, std::string_view model_
   if (image.layout_fingerprint != layout.fingerprint()) {
     return UnfitFile("states are laid out as ",
                      absl::Hex(image.layout_fingerprint, absl::kZeroPad16), ", but here as ",
-                     absl::Hex(layout.fingerprint(), absl::kZeroPad16));
+                     absl::Hex(layout.fingerprint(), absl::kZeroPad16),
+                     ": expected a server with the same --state-dtype");
   }
   const int64_t least = layout.has_slot_cap() ? kernels::kMinSlotCap : 0;
   const int64_t most = layout.has_slot_cap() ? layout.limits().max_slot_cap : 0;

@@ -2,11 +2,34 @@
 
 #include <utility>
 
+#include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
 #include "base/status_macros.h"
 #include "server/engine/common/checkpoints.h"
 
 namespace ovq::engine {
+namespace {
+
+// Says why a stored session cannot be one of this server's, and which option decides it; empty if
+// it can be.
+std::string FindMisfit(const store::JournalHead& head, const EngineModel& model) {
+  if (!IsSessionId(head.id)) return "that is no id of a session";
+  const ModelVariant* const variant = model.FindVariant(head.cache_policy);
+  if (variant == nullptr) {
+    return absl::StrCat("of the memory '", absl::CHexEscape(head.cache_policy),
+                        "', which this server does not have (--memory)");
+  }
+  if (variant->fingerprint != head.fingerprint) return "of another model";
+  if (variant->layout->fingerprint() != head.layout) {
+    return "of states that are laid out otherwise (--state-dtype)";
+  }
+  const int64_t most = variant->layout->limits().max_slot_cap;
+  if (head.slot_cap <= most) return "";
+  return absl::StrCat("of ", head.slot_cap, " max_centroids, of which this server takes at most ",
+                      most, " (--max-centroids)");
+}
+
+}  // namespace
 
 SessionOwnership::SessionOwnership(SessionCore& core, SessionRemoval& removal)
     : core_(core), removal_(removal) {
@@ -35,14 +58,11 @@ SessionOwnership::~SessionOwnership() {
 
 absl::Status SessionOwnership::Register(store::FoundSession found) {
   const store::JournalHead& head = found.head;
-  const ModelVariant* const variant = core_.config.model.FindVariant(head.cache_policy);
-  if (!IsSessionId(head.id) || variant == nullptr || variant->fingerprint != head.fingerprint ||
-      variant->layout->fingerprint() != head.layout ||
-      head.slot_cap > variant->layout->limits().max_slot_cap) {
+  if (const std::string misfit = FindMisfit(head, core_.config.model); !misfit.empty()) {
     core_.config.options.session_store->Release(head.id);
-    return absl::FailedPreconditionError(absl::StrCat(
-        "session ", head.id, ": of another model or memory (", head.cache_policy, ")"));
+    return absl::FailedPreconditionError(absl::StrCat("session ", head.id, ": ", misfit));
   }
+  const ModelVariant* const variant = core_.config.model.FindVariant(head.cache_policy);
   Lose(head.id);  // the store acquires only what it does not own, so that one in memory is lost
   auto session = std::make_shared<Session>();
   session->state.layout = variant->layout;

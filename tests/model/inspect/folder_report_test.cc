@@ -336,6 +336,23 @@ TEST(InspectOptions, AreChecked) {
   EXPECT_THAT(InspectHelp(), HasSubstr("usage: ovq-inspect MODEL"));
 }
 
+TEST(InspectOptions, FlagsOfSharesAndOfTheReportExcludeOneAnother) {
+  const auto error = [](std::vector<std::string> args) {
+    args.insert(args.begin(), "m");
+    return Message(ParseInspectOptions(args).status());
+  };
+  EXPECT_EQ(error({"--write"}), "--write needs --shares");
+  EXPECT_EQ(error({"--by-head"}), "--by-head needs --shares");
+  for (const char* flag :
+       {"--memory=paper", "--slots=8", "--tokens=8", "--sequences=1", "--threads=1"}) {
+    EXPECT_THAT(error({flag}), ::testing::EndsWith(" needs --shares")) << flag;
+    EXPECT_EQ(error({flag, "--shares=t", "--by-head", "--write", "--json"}), "") << flag;
+  }
+  for (const char* flag : {"--positions=1", "--slot-caps=8", "--state-dtype=i8"}) {
+    EXPECT_THAT(error({"--shares=t", flag}), ::testing::EndsWith(" does not go with --shares"));
+  }
+}
+
 TEST(FolderReport, ChatTemplates) {
   const TempFolder folder;
   EditedModel("sw-ovq").Write(folder);

@@ -183,6 +183,23 @@ TEST(OpenAiRequests, WhatIsRefusedIsNamed) {
   }
 }
 
+TEST(OpenAiRequests, AListThatIsTooLongHasItsOwnName) {
+  Json stops = {{"prompt", "x"}}, biases = stops;
+  for (int i = 0; i < 17; ++i) stops["stop"].push_back("x");
+  for (int i = 0; i < 4097; ++i) biases["logit_bias"][std::to_string(i)] = 1;
+  EXPECT_EQ(ReadCompletion(stops, {"m"}).status().message(), "stop: expected at most 16, got 17");
+  EXPECT_EQ(ReadCompletion(biases, {"m"}).status().message(),
+            "logit_bias: expected at most 4096, got 4097");
+}
+
+TEST(OpenAiRequests, FieldsAreRenamedWithTheirMessages) {
+  const absl::Status status = engine::BadField("token_ids[3]", "a token id", 7);
+  const absl::Status renamed = RenameField(status, "token_ids", "tokens");
+  EXPECT_EQ(renamed.message(), "tokens[3]: expected a token id, got 7");
+  EXPECT_EQ(engine::GetErrorFacts(renamed).field, "tokens[3]");
+  EXPECT_EQ(RenameField(status, "text", "prompt").message(), status.message());
+}
+
 TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
   const auto in_words = [](const char* field, OpenAiApi api) {
     const absl::Status status = ToOpenAiError(engine::BadField(field, "something", "nothing"), api);

@@ -403,6 +403,33 @@ TEST_F(Durable, SessionsTakeTurnsInTheMemory) {
   EXPECT_EQ(stats.state_bytes_reserved, 0u);
 }
 
+TEST_F(Durable, AServerSaysWhyASessionIsNotItsOwn) {
+  SessionOptions exact, large;
+  exact.variant = "exact";
+  large.slot_cap = 300;
+  Start({}, {.exact_too = true});
+  const std::string id = Open(10), of_exact = engine().NewSession(exact).id;
+  const std::string of_large = engine().NewSession(large).id;
+  // Starts a server with this model, which leaves the session alone and says so twice.
+  const auto why = [&](const FakeModelOptions& model, const std::string& session) {
+    Start({}, model);
+    const absl::Status asked = engine()->sessions().Get(session, "").status();
+    EXPECT_TRUE(absl::IsFailedPrecondition(asked)) << asked;
+    EXPECT_THAT(left_, testing::Contains(std::string(asked.message())));
+    return std::string(asked.message());
+  };
+  EXPECT_EQ(why({}, of_exact), "session " + of_exact +
+                                   ": of the memory 'exact', which this server does not have "
+                                   "(--memory)");
+  EXPECT_EQ(why({.row_words = 32}, id),
+            "session " + id + ": of states that are laid out otherwise (--state-dtype)");
+  EXPECT_EQ(why({.max_slot_cap = 299}, of_large),
+            "session " + of_large +
+                ": of 300 max_centroids, of which this server takes at most 299 (--max-centroids)");
+  Start({}, {.exact_too = true});
+  EXPECT_THAT(left_, IsEmpty());
+}
+
 TEST_F(Durable, FilesThatStayAreTold) {
   Start();
   const std::string id = Open(10);

@@ -131,7 +131,7 @@ FakeModel::FakeModel(Options options)
   for (const bool full_attention : variants) {
     layouts_.push_back(std::make_unique<model::StateLayout>(
         Layers(full_attention, options.row_words),
-        model::StateLimits{.max_slot_cap = 4096,
+        model::StateLimits{.max_slot_cap = options.max_slot_cap,
                            .max_unbounded_tokens = options.max_unbounded_tokens}));
   }
   if (!options.with_text) return;

@@ -46,6 +46,7 @@ struct FakeModelOptions {
       {};  // if not empty, the tokenizer writes kEos as <|end|>, kMarker as <tool_call>
   bool full_attention = false;  // adds a layer that grows by a row per token
   bool exact_too = false;       // adds a variant "exact" with that layer
+  int64_t max_slot_cap = 4096;
   int64_t max_unbounded_tokens = 4096;
   // Words per slot: with 16, a block of 64 slots is one page. The fixed part grows in proportion.
   int row_words = 16;

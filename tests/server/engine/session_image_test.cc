@@ -443,6 +443,7 @@ TEST_F(SessionFits, NotAnotherModel) {
 TEST_F(SessionFits, NotAnotherLayout) {
   ++image_.layout_fingerprint;
   ExpectUnfit(kUnfit, "states are laid out as ");
+  ExpectUnfit(kUnfit, ": expected a server with the same --state-dtype");
 }
 
 TEST_F(SessionFits, NoSlotCapBeyondTheServers) {

@@ -235,7 +235,7 @@ TEST_F(ConversationTest, MessagesSayEverything) {
   conversation.set_template_args_json(R"({"messages": []})");
   EXPECT_THAT(server.inference().ApplyTemplate(&reserved, request, &response),
               Fails(kInvalid,
-                    "template_args_json: expected variables without a field of their "
+                    "conversation.template_args_json: expected variables without a field of their "
                     "own, got messages"));
 }
 
@@ -383,7 +383,7 @@ TEST_F(ConversationTest, FieldsHaveLimits) {
   conversation.set_template_args_json("");
   conversation.set_tools_json("{}");
   EXPECT_THAT(Ask(AnswerTo(conversation, 1)).status,
-              Fails(kInvalid, "prompt.conversation: tools_json: not a JSON list"));
+              Fails(kInvalid, "prompt.conversation.tools_json: not a JSON list"));
 }
 
 TEST_F(ConversationTest, TheTemplatesOwnRefusalIsForTheCallerAlone) {
