@@ -312,6 +312,11 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
             R"({"1":"a","b":true,"null":[null,true]})");
   EXPECT_EQ(value("[a(1)]"), "\"[a(1)]\"");
   EXPECT_EQ(value("some words"), "\"some words\"");
+  // A mark within a word or behind it begins no text; behind a prefix it does.
+  for (const char* words :
+       {"it's fine", "[the dogs' bowl]", "l'été d'or", "6'2", "rb'a, b)'", "[F'(', 1]"}) {
+    EXPECT_EQ(value(words), '"' + std::string(words) + '"');
+  }
 }
 
 // However the text is cut, its call ends early and the words behind it are not lost.
