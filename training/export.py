@@ -7,8 +7,7 @@ import dataclasses
 import os
 import sys
 
-import torch
-
+from checkpoints import read_checkpoint
 from ovq.config import ConfigError, config_from_dict
 from ovq.model import INDEX, WEIGHTS, load_model, save_model, write_json
 
@@ -42,10 +41,7 @@ def export(checkpoint, out, dtype, overwrite, shard_bytes=None, sharpen=1.0, mea
     for path in (config_path, os.path.join(out, WEIGHTS), os.path.join(out, INDEX)):
         if os.path.exists(path) and not overwrite:
             raise ValueError(f"{path} exists: pass --overwrite to replace it")
-    saved = torch.load(checkpoint, map_location="cpu")
-    for part in ("config", "model"):
-        if part not in saved:
-            raise ValueError(f"{checkpoint}: holds no {part!r}, so it is no checkpoint of train.py")
+    saved = read_checkpoint(checkpoint, ("config", "model"))
     if mean_with is not None:
         saved["model"] = averaged(saved["model"], mean_with)
     config, weights = sharpened(config_from_dict(saved["config"]), saved["model"], sharpen)

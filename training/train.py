@@ -15,7 +15,6 @@ import csv
 import json
 import math
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -26,6 +25,7 @@ import torch
 import torch.nn.functional as F
 
 from chat.bpe import load_tokenizer
+from checkpoints import CHECKPOINT, read_checkpoint
 from data import DEFAULT_ROOT, Corpus, DataError, Documents
 from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, check_max_centroids, config_from_dict, config_to_dict,
                         read_json_object, with_changes)
@@ -39,7 +39,6 @@ from sources import NO_TARGET, ConversationSource, CorpusSource, Share, TaskSour
 from tasks import TaskError, json_fields, make_task, read_fields
 from texts import Texts
 
-CHECKPOINT = "checkpoint.pt"
 FIRST_SIGN_SECONDS = 3
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # one row for each token
 CORPORA = {"python_files": Corpus, "python_documents": Documents, "texts": Texts}
@@ -272,13 +271,13 @@ def load_initial(model, args, task):
     task: its fields. Token shifts that the weights lack keep this model's initial value, no shift.
     If the sizes of functions differ, tokens are converted by token_rows."""
     mixer = {kind: name for name, kind in MIXER_NAMES.items()}[args.mixer or "ovq_attention"]
-    path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
+    path = os.path.join(os.path.dirname(args.recipe), args.init.replace("{mixer}", mixer))
     own = model.state_dict()
     try:
         if os.path.isdir(path):
             weights, their_task = load_model(path).state_dict(), read_fields(path)
         else:
-            saved = torch.load(path, map_location=args.device)
+            saved = read_checkpoint(path, ("model", "task"))
             weights, their_task = saved["model"], saved["task"]
         if their_task != task and all((fields or {}).get("name") == "linear_icl" for fields in (their_task, task)):
             random = torch.Generator().manual_seed(args.seed)
@@ -288,7 +287,7 @@ def load_initial(model, args, task):
         lacking = {name: own[name] for name in own
                    if name.endswith(("codebook", "_shift")) and name not in weights}
         model.load_state_dict({**weights, **lacking})
-    except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
+    except RuntimeError as error:
         raise ValueError(f"--init: {path} has no weights of this model: {error}") from error
     return any(name.endswith("codebook") for name in lacking)
 
@@ -438,7 +437,8 @@ class Trainer:
     def restore(self):
         path = os.path.join(self.args.run, CHECKPOINT)
         # The optimizer leaves its counts of steps where they were loaded, and would wait for each of them on a GPU.
-        saved = torch.load(path, map_location="cpu")
+        saved = read_checkpoint(path, ("config", "model", "optimizer", "source", "step", "tokens", "seconds", "history",
+                                       "fingerprint", "args"))
         if saved["fingerprint"] != self.source.fingerprint:
             raise ValueError(f"{path}: trained on {saved['fingerprint']}, "
                              f"not on {self.source.fingerprint}")

@@ -483,6 +483,25 @@ class TrainingTest(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "with --ablation none, not linear_growth"):
             self.train("run", "--resume", "--ablation", "linear_growth")
 
+    def test_a_file_that_is_no_checkpoint_is_named(self):
+        self.train("{run}")
+        path, out = self.checkpoint("{run}"), os.path.join(self.folder, "model")
+        self.train("from braces", "--init", path)
+        with open(path, "rb") as file:
+            whole = file.read()
+        others = [b"", b"no checkpoint", whole[:len(whole) // 2]]
+        for saved in ([1], {"model": {}}):
+            file = io.BytesIO()
+            torch.save(saved, file)
+            others.append(file.getvalue())
+        for content in others:
+            with open(path, "wb") as file:
+                file.write(content)
+            for begin in (lambda: self.train("{run}", "--resume"), lambda: self.train("new", "--init", path),
+                          lambda: self.call(export, "--checkpoint", path, "--out", out)):
+                with self.assertRaisesRegex(ValueError, "{run}/checkpoint.pt: .*no checkpoint of train.py"):
+                    begin()
+
     def test_errors_name_the_culprit(self):
         without_layers = support.tiny_config()
         del without_layers["layer_types"]
