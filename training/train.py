@@ -450,12 +450,22 @@ class Trainer:
                 raise ValueError(f"{path}: trained with --{name.replace('_', '-')} {theirs}, "
                                  f"not {own}")
         self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self._restore_optimizer(saved["optimizer"])
         self.source.restore(saved["source"])
         self.step, self.tokens, self.seconds = saved["step"], saved["tokens"], saved["seconds"]
         self.history = saved["history"]
         for name in ("position_from", "recent"):  # older checkpoints have none
             setattr(self, name, saved.get(name, getattr(self, name)))
+        if self.position_from[1] and bool(saved["args"]["minutes"]) != bool(self.args.minutes):
+            clocks = ("--minutes", "--steps") if self.args.minutes else ("--steps", "--minutes")
+            raise ValueError(f"{path}: a phase ended early, and {clocks[0]} cannot go on with the clock of {clocks[1]}")
+
+    def _restore_optimizer(self, state):
+        """Loads what the optimizer knows of the weights; its options are this run's."""
+        options = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state)
+        for group, own in zip(self.optimizer.param_groups, options):
+            group.update(own)
 
     def write_curve(self):
         path = os.path.join(self.args.run, "curve.csv")

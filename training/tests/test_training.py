@@ -463,6 +463,15 @@ class TrainingTest(unittest.TestCase):
         self.assertEqual([row[3] for row in self.saved("longer")["history"]], [16, 20])
         with self.assertRaisesRegex(ValueError, "with --advance-at 0.001, not None"):
             self.train("whole", *arguments[:-2], "--resume")
+        with self.assertRaisesRegex(ValueError, "--minutes cannot go on with the clock of --steps"):
+            self.train("longer", *arguments, "--minutes", "1", "--resume")
+
+    def test_a_resumed_run_has_the_options_of_its_own_optimizer(self):
+        self.train("run", "--last-step", "2")
+        self.train("run", "--resume", "--weight-decay", "0.2", "--beta-lr-scale", "1", "--adam-beta2", "0.5")
+        groups = self.saved("run")["optimizer"]["param_groups"]
+        self.assertEqual([(group["weight_decay"], group["lr_scale"], group["betas"]) for group in groups],
+                         [(decay, 1.0, (0.9, 0.5)) for decay in (0.2, 0.2, 0.0, 0.0)])
 
     def test_only_targets_with_a_weight_have_logits(self):
         inputs, targets = np.arange(12).reshape(2, 6) % 5, np.arange(1, 13).reshape(2, 6) % 5
