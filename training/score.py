@@ -35,6 +35,7 @@ import time
 import numpy as np
 
 from data import DEFAULT_ROOT, DataError
+from devices import device_name
 from ovq.config import ConfigError, load_config, read_json_object, with_changes
 from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
                         started_server)
@@ -88,7 +89,7 @@ def parse_args(arguments):
         "--server-args='--compute-dtype f32 --state-dtype f32'")
     add("--backend", choices=("server", "reference"), default="server")
     add("--ablation", default="none", help="--backend reference: a dictionary rule to replace")
-    add("--device", default="cpu", help="of the reference: cpu, or cuda for a GPU")
+    add("--device", type=device_name, default="cpu", help="of the reference: cpu, or cuda for a GPU")
     add("--memory", help="what full and OVQ layers read through in place of their own. --server: its "
         "--memory, paper, closest-pair or keydiff. --backend reference: window, sinks, keydiff, received, closest_pair "
         "(see ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from chat.bpe import load_tokenizer
 from checkpoints import CHECKPOINT, read_checkpoint
 from data import DEFAULT_ROOT, Corpus, DataError, Documents
+from devices import device_name
 from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, check_max_centroids, config_from_dict, config_to_dict,
                         read_json_object, with_changes)
 from ovq.dictionary import ABLATIONS
@@ -119,7 +120,8 @@ def make_parser():
         "token shifts are 0; functions may be of other sizes: numbers and identifiers that were not "
         "there are drawn like those that were")
     add("--seed", type=int, default=0)
-    add("--device", default="cpu", help="cpu, or cuda: a GPU, which computes all chunks of a sequence side by side (ovq_torch)")
+    add("--device", type=device_name, default="cpu", help="cpu, or cuda: a GPU, which computes all chunks of a sequence side by "
+        "side (ovq_torch)")
     add("--compute-dtype", choices=("bfloat16", "float32"), help="dtype of the matrix products; "
         "weights are always float32. Default: bfloat16 where the device is fast in it, else float32")
     add("--log-steps", type=int, default=20)
@@ -132,8 +134,9 @@ def make_parser():
 
 # Options whose values must be above 0, and those that may be 0.
 _POSITIVE = ("last_step", "batch_tokens", "workers", "held_out_length", "grad_clip", "log_steps", "eval_steps")
-_NOT_NEGATIVE = ("steps", "minutes", "warmup_steps", "beta_lr_scale", "weight_decay", "unscored_weight",
+_NOT_NEGATIVE = ("steps", "minutes", "warmup_steps", "lr", "beta_lr_scale", "weight_decay", "unscored_weight",
                  "checkpoint_minutes")
+_MAY_BE_INFINITE = ("grad_clip", "checkpoint_minutes")
 
 
 def check_numbers(args):
@@ -144,6 +147,8 @@ def check_numbers(args):
         if not fits:
             wrong = "not positive" if name in _POSITIVE else "neither positive nor 0"
             raise ValueError(f"--{name.replace('_', '-')}: {value} is {wrong}")
+        if value == math.inf and name not in _MAY_BE_INFINITE:
+            raise ValueError(f"--{name.replace('_', '-')}: {value} is not finite")
     if args.advance_at is not None and not 0 < args.advance_at <= 1:
         raise ValueError(f"--advance-at: {args.advance_at} is not above 0 and at most 1")
     if not args.steps and not args.minutes:
@@ -218,9 +223,10 @@ def make_source(recipe, args, config):
     fields = recipe.get("task", {"name": "python_files"})
     if fields.get("name") == "conversations":
         return make_conversation_source(fields, args, config)
-    if fields.get("name") in CORPORA and len(fields) > 1:
+    is_corpus = fields.get("name") in tuple(CORPORA)  # whatever the name is
+    if is_corpus and len(fields) > 1:
         raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
-    corpus = CORPORA[fields["name"]](args.data_root) if fields.get("name") in CORPORA else None
+    corpus = CORPORA[fields["name"]](args.data_root) if is_corpus else None
     data = corpus or make_task(fields)
     if data.vocab_size > config.vocab_size:
         raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {data.vocab_size}")
@@ -240,6 +246,8 @@ def make_conversation_source(fields, args, config):
     agents = fields.get("agents", 0)
     if not isinstance(agents, (int, float)) or not 0 <= agents <= 1:
         raise ValueError(f"task: agents: {agents!r} is no share from 0 to 1")
+    if not isinstance(fields["tokenizer"], str):
+        raise ValueError(f"task: tokenizer: {fields['tokenizer']!r} is no path")
     tokenizer = load_tokenizer(os.path.join(os.path.dirname(args.recipe), fields["tokenizer"]))
     if tokenizer.size > config.vocab_size:
         raise ValueError(f"vocab_size: {config.vocab_size}, but the tokenizer needs {tokenizer.size}")

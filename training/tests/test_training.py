@@ -526,6 +526,8 @@ class TrainingTest(unittest.TestCase):
                 (ValueError, "python_documents has no further fields", (),
                  {"task": {"name": "python_documents", "n_queries": 1}}),
                 (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
+                (TaskError, r"task name: \[\]", ("--task", '{"name": []}'), {}),
+                (ValueError, "task: tokenizer: 5 is no path", (), {"task": {"name": "conversations", "tokenizer": 5}}),
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "40:0.5,5:0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "5-40:1"), {"task": RECALL}),
@@ -545,6 +547,7 @@ class TrainingTest(unittest.TestCase):
                  {"config": without_layers}),
                 *((ValueError, f"{option}: {value} is {wrong}", (option, value), {}) for option, value, wrong in (
                     ("--steps", "-6", _BELOW), ("--minutes", "-0.5", _BELOW), ("--minutes", "nan", _BELOW),
+                    ("--minutes", "inf", "not finite"), ("--beta-lr-scale", "inf", "not finite"), ("--lr", "nan", _BELOW),
                     ("--warmup-steps", "-1", _BELOW), ("--unscored-weight", "-0.5", _BELOW),
                     ("--log-steps", "0", "not positive"), ("--eval-steps", "0", "not positive"),
                     ("--held-out-length", "0", "not positive"), ("--grad-clip", "0.0", "not positive"),
@@ -567,7 +570,7 @@ class TrainingTest(unittest.TestCase):
 
     def test_a_recipes_options_are_checked_like_the_command_lines(self):
         for name, value in (("ablation", "all"), ("mixer", "ovq"), ("lr", "fast"),
-                            ("recompute_chunks", 3)):
+                            ("recompute_chunks", 3), ("device", "tpu")):
             shown = io.StringIO()
             with contextlib.redirect_stderr(shown), self.assertRaises(SystemExit):
                 self.train("wrong", training={name: value})
