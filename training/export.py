@@ -4,6 +4,7 @@ If the recipe names a task, a task.json tells score.py which task the model was 
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 
@@ -64,10 +65,9 @@ def main():
                         "temperature: 2 makes temperature 1 what 0.5 was; greedy answers stay")
     parser.add_argument("--overwrite", action="store_true", help="replace a model in --out")
     args = parser.parse_args()
-    if args.shard_mb is not None and args.shard_mb <= 0:
-        raise ValueError(f"--shard-mb: {args.shard_mb} is not positive")
-    if not args.sharpen > 0:
-        raise ValueError(f"--sharpen: {args.sharpen} is not positive")
+    for option, value in (("--shard-mb", args.shard_mb), ("--sharpen", args.sharpen)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{option}: {value} is not {'finite' if value == math.inf else 'positive'}")
     n_bytes = export(args.checkpoint, args.out, args.dtype, args.overwrite, args.shard_mb and int(args.shard_mb * 1e6),
                      args.sharpen, args.mean_with)
     print(f"{args.out}: {n_bytes} bytes of weights in {args.dtype}")

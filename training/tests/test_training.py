@@ -639,10 +639,10 @@ class TrainingTest(unittest.TestCase):
         self.assertGreater(len(os.listdir(model)), 4)
         for name, tensor in load_model(model).state_dict().items():
             self.assertTrue(torch.equal(tensor, whole.state_dict()[name]))
-        with self.assertRaisesRegex(ValueError, "--shard-mb: 0.0 is not positive"):
-            self.call(export, *arguments, "--shard-mb", "0")
-        with self.assertRaisesRegex(ValueError, "--sharpen: 0.0 is not positive"):
-            self.call(export, *arguments, "--sharpen", "0")
+        for option in ("--shard-mb", "--sharpen"):
+            for value, wrong in (("0", "0.0 is not positive"), ("nan", "nan is not positive"), ("inf", "inf is not finite")):
+                with self.assertRaisesRegex(ValueError, f"{option}: {wrong}"):
+                    self.call(export, *arguments, "--overwrite", option, value)
         tokens = torch.tensor([[1, 2, 3, 4]])
         sharp = os.path.join(self.folder, "sharp")
         self.call(export, "--checkpoint", self.checkpoint("run"), "--out", sharp, "--sharpen", "4")
