@@ -23,6 +23,7 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
+import errno
 import fractions
 import json
 import os
@@ -121,6 +122,10 @@ def parse_args(arguments):
     args = parser.parse_args(arguments)
     if args.backend == "server" and not (args.address or args.server):
         raise ValueError("one of --address and --server is needed")
+    if args.check_reference < 0:
+        raise ValueError(f"--check-reference: {args.check_reference} is negative")
+    if args.each and os.path.realpath(args.each) == os.path.realpath(args.out):
+        raise ValueError("--each: is --out")
     if args.text and not (args.server and args.model):
         raise ValueError("--text: with --server and --model")
     if args.backend == "server" and args.ablation != "none":
@@ -279,6 +284,16 @@ class Scorer:
         return rows
 
 
+def check_writable(path):
+    """Raises what write_csv would raise when all is scored."""
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path + ".partial", "w", encoding="utf-8"):
+        pass
+    os.remove(path + ".partial")
+
+
 def write_csv(path, rows, columns=COLUMNS):
     """Writes a CSV atomically."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -300,6 +315,8 @@ def fills_slots(args, mixer, min_state_size):
 def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
     ablation = args.memory or args.ablation
+    for path in filter(None, (args.out, args.each)):
+        check_writable(path)
     if args.config:
         parent, args.model, changed = with_config(args.model, args.config)
         stack.enter_context(parent)
@@ -314,6 +331,8 @@ def run(args, stack):
     else:
         name = os.path.basename(os.path.abspath(args.model))
         config = load_config(args.model)
+        if exam.vocab_size > config.vocab_size:
+            raise ValueError(f"{args.model}: vocab_size: {config.vocab_size}, but {label} needs {exam.vocab_size}")
         if args.memory:
             config = config.read_by(args.memory.replace("_", "-"))
         layer_types, shares = config.served_types, config.shares

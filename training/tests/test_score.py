@@ -459,6 +459,17 @@ class ScoreTest(unittest.TestCase):
         self.assertEqual((status, rows[0]["agreement"]), (1, "0.000000"))
         self.assertIn("agrees on 0 of 12", output)
 
+    def test_what_would_fail_in_the_end_fails_before_anything_is_scored(self):
+        support.write_corpus(os.path.join(self.folder, "library"))
+        documents = ("--task", '{"name": "python_files"}', "--data-root", os.path.join(self.folder, "library"))
+        with mock.patch.object(score, "Scorer", side_effect=AssertionError):
+            for arguments, message in ((("--each", self.folder), "Is a directory"),
+                                       (("--each", os.path.join(self.model, "config.json", "each.csv")), "config.json"),
+                                       ((*documents, "--lengths", "1"), "nothing is scored in sequences of 1 tokens"),
+                                       (("--task", '{"n_symbols": 300}'), "vocab_size: 258, but .* needs 303")):
+                with self.subTest(arguments=arguments), self.assertRaisesRegex((OSError, ValueError), message):
+                    self.score("--lengths", "64", "--centroids", "16", *arguments)
+
     def test_bad_arguments_are_named(self):
         self.write_model({"name": "basic_icr", "n_symbol": 3})
         with self.assertRaisesRegex(ValueError, "n_symbol"):
@@ -468,6 +479,8 @@ class ScoreTest(unittest.TestCase):
                                 (("--memory", "closest-pair"), "--memory: .* with --server"),
                                 (("--check-server-args", ""), "--check-server-args: with --server"),
                                 (("--text", "a.txt"), "--text: with --server and --model"),
+                                (("--check-reference", "-1"), "--check-reference: -1 is negative"),
+                                (("--each", self.csv), "--each: is --out"),
                                 (("--model", ""), "--model")):
             with self.assertRaisesRegex(ValueError, name):
                 self.score(*arguments, client=FakeClient())
