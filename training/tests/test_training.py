@@ -565,6 +565,9 @@ class TrainingTest(unittest.TestCase):
                     (ConfigError, "ovq.max_centroids: 1 gives no centroid", ("--phases", "16:0.5,16:0.5:1"), {}),
                     (TaskError, "n_symbols: 4 is not enough", (*widens, "60:0.1,400:0.9"),
                      {"task": long_keys, "config": self.without_text(20)}),
+                    (ValueError, "no conversation of 64 tokens", ("--held-out-length", "512", "--phases", "256:0.5,64:0.5"),
+                     {"task": {"name": "conversations", "tokenizer": TOKENIZER, "agents": 0.5},
+                      "config": self.without_text(2048)}),
                     (AssertionError, "", (*widens, "60:0.5,400:0.5"), {"task": long_keys, "config": self.without_text(20)})):
                 with self.subTest(arguments=arguments), self.assertRaisesRegex(error, message):
                     self.train("wrong", *arguments, **sections)
