@@ -22,7 +22,6 @@ import page
 import score
 from checkpoints import CHECKPOINT, read_checkpoint
 from data import DEFAULT_ROOT
-from devices import device_name
 from export import export
 from ovq.config import MIXER_NAMES
 from predictors import PredictionError
@@ -60,7 +59,7 @@ def parse_args():
                         "`cmake --build --preset cpu` makes")
     parser.add_argument("--server-args", default="", help="its further flags, as one argument: "
                         "--server-args='--device cuda'")
-    parser.add_argument("--device", type=device_name, default="cpu", help="to train on")
+    parser.add_argument("--device", default="cpu", help="to train on")
     parser.add_argument("--data-root", default=DEFAULT_ROOT,
                         help="folder of the standard library (byte corpus)")
     args = parser.parse_args()
