@@ -14,10 +14,9 @@ import sys
 import urllib.error
 import urllib.request
 
-import torch
-
 from agent_conversations import AgentConversation
 from chat.bpe import load_tokenizer
+from checkpoints import read_checkpoint
 from conversations import Conversation, make_sample
 from ovq.config import ConfigError, config_from_dict
 from ovq.model import DTYPES, OvqModel, load_model
@@ -30,7 +29,7 @@ def load(path, dtype):
     """Returns the model of a folder or of a checkpoint.pt."""
     if os.path.isdir(path):
         return load_model(path, dtype)
-    saved = torch.load(path, map_location="cpu")
+    saved = read_checkpoint(path, ("config", "model"))
     model = OvqModel(config_from_dict(saved["config"]), dtype)
     model.load_state_dict(saved["model"])
     return model

@@ -13,6 +13,7 @@ import time
 import numpy as np
 
 from data import DEFAULT_ROOT, Corpus, DataError, Documents, context
+from devices import device_name
 from ovq.config import ConfigError
 from ovq.measure import bits_per_byte, token_bits
 from ovq.model import DTYPES, load_model
@@ -46,7 +47,7 @@ def parse_args():
                         "each on OMP_NUM_THREADS threads")
     parser.add_argument("--compute-dtype", default="float32", choices=("float32", "bfloat16"),
                         help="dtype of the matrix products")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", type=device_name, default="cpu")
     return parser.parse_args()
 
 

@@ -4,11 +4,11 @@ If the recipe names a task, a task.json tells score.py which task the model was 
 
 import argparse
 import dataclasses
+import math
 import os
 import sys
 
-import torch
-
+from checkpoints import read_checkpoint
 from ovq.config import ConfigError, config_from_dict
 from ovq.model import INDEX, WEIGHTS, load_model, save_model, write_json
 
@@ -42,10 +42,7 @@ def export(checkpoint, out, dtype, overwrite, shard_bytes=None, sharpen=1.0, mea
     for path in (config_path, os.path.join(out, WEIGHTS), os.path.join(out, INDEX)):
         if os.path.exists(path) and not overwrite:
             raise ValueError(f"{path} exists: pass --overwrite to replace it")
-    saved = torch.load(checkpoint, map_location="cpu")
-    for part in ("config", "model"):
-        if part not in saved:
-            raise ValueError(f"{checkpoint}: holds no {part!r}, so it is no checkpoint of train.py")
+    saved = read_checkpoint(checkpoint, ("config", "model"))
     if mean_with is not None:
         saved["model"] = averaged(saved["model"], mean_with)
     config, weights = sharpened(config_from_dict(saved["config"]), saved["model"], sharpen)
@@ -68,10 +65,9 @@ def main():
                         "temperature: 2 makes temperature 1 what 0.5 was; greedy answers stay")
     parser.add_argument("--overwrite", action="store_true", help="replace a model in --out")
     args = parser.parse_args()
-    if args.shard_mb is not None and args.shard_mb <= 0:
-        raise ValueError(f"--shard-mb: {args.shard_mb} is not positive")
-    if not args.sharpen > 0:
-        raise ValueError(f"--sharpen: {args.sharpen} is not positive")
+    for option, value in (("--shard-mb", args.shard_mb), ("--sharpen", args.sharpen)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{option}: {value} is not {'finite' if value == math.inf else 'positive'}")
     n_bytes = export(args.checkpoint, args.out, args.dtype, args.overwrite, args.shard_mb and int(args.shard_mb * 1e6),
                      args.sharpen, args.mean_with)
     print(f"{args.out}: {n_bytes} bytes of weights in {args.dtype}")

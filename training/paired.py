@@ -8,6 +8,7 @@ standard error of that over sequences."""
 
 import argparse
 import csv
+import os
 import sys
 
 import numpy as np
@@ -28,11 +29,21 @@ def read_each(path, centroids):
         raise ValueError(f"{path}: has centroids {', '.join(sizes)}: expected one of them behind "
                          f"a colon, got {'none' if centroids is None else repr(centroids)}")
     found = {}
-    for row in rows:
-        if centroids in (None, row["centroids"]):
+    for i, row in enumerate(rows):
+        if centroids not in (None, row["centroids"]):
+            continue
+        try:
             key = int(row["length"]), row["seen"] or row["position"]
             found.setdefault(key, {})[int(row["sequence"])] = int(row["scored"]), float(row["sum"])
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{path}: row {i + 1} is not of score.py --each: {error}") from error
     return found
+
+
+def read_named(name):
+    """Returns read_each of FILE[:CENTROIDS]; a file's name may have colons, too."""
+    path, colon, centroids = name.rpartition(":")
+    return read_each(path, centroids) if colon and not os.path.exists(name) else read_each(name, None)
 
 
 def compare(first, second):
@@ -60,10 +71,7 @@ def main():
         parser.add_argument(name, metavar="FILE[:CENTROIDS]", help="as --centroids of score.py has it; "
                             "needed where the file has several")
     args = parser.parse_args()
-    parts = []
-    for name in (args.first, args.second):
-        path, colon, centroids = name.partition(":")
-        parts.append(read_each(path, centroids if colon else None))
+    parts = [read_named(name) for name in (args.first, args.second)]
     print("| length | group | sequences | first | second | first less second |\n|---:|---:|---:|---:|---:|---:|")
     for length, group, n, one, other, difference, error in compare(*parts):
         sure = "" if error is None else f" ± {error:.4f}"

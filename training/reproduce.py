@@ -18,17 +18,16 @@ import subprocess
 import sys
 import time
 
-import torch
-
 import page
 import score
+from checkpoints import CHECKPOINT, read_checkpoint
 from data import DEFAULT_ROOT
 from export import export
 from ovq.config import MIXER_NAMES
 from predictors import PredictionError
 from report import report
 from schedule import parse_phases
-from train import CHECKPOINT, load_recipe
+from train import load_recipe
 
 _FOLDER = os.path.dirname(os.path.abspath(__file__))
 _SERVER = os.path.join(os.path.dirname(_FOLDER), "build", "cpu", "bin", "ovq-server")
@@ -102,7 +101,7 @@ def finished(checkpoint):
     """True if a run is complete."""
     if not os.path.exists(checkpoint):
         return False
-    saved = torch.load(checkpoint, map_location="cpu")
+    saved = read_checkpoint(checkpoint, ("args", "seconds", "step"))
     minutes, steps = saved["args"]["minutes"], saved["args"]["steps"]
     return saved["seconds"] >= 60 * minutes if minutes else saved["step"] >= steps
 

@@ -23,6 +23,7 @@ import concurrent.futures
 import contextlib
 import csv
 import dataclasses
+import errno
 import fractions
 import json
 import os
@@ -35,6 +36,7 @@ import time
 import numpy as np
 
 from data import DEFAULT_ROOT, DataError
+from devices import device_name
 from ovq.config import ConfigError, load_config, read_json_object, with_changes
 from predictors import (PredictionError, ReferencePredictor, connected, server_flags,
                         started_server)
@@ -88,7 +90,7 @@ def parse_args(arguments):
         "--server-args='--compute-dtype f32 --state-dtype f32'")
     add("--backend", choices=("server", "reference"), default="server")
     add("--ablation", default="none", help="--backend reference: a dictionary rule to replace")
-    add("--device", default="cpu", help="of the reference: cpu, or cuda for a GPU")
+    add("--device", type=device_name, default="cpu", help="of the reference: cpu, or cuda for a GPU")
     add("--memory", help="what full and OVQ layers read through in place of their own. --server: its "
         "--memory, paper, closest-pair or keydiff. --backend reference: window, sinks, keydiff, received, closest_pair "
         "(see ovq/memories.py) or dictionary, OVQ's; of as many rows as --centroids leaves live ones at a "
@@ -120,6 +122,10 @@ def parse_args(arguments):
     args = parser.parse_args(arguments)
     if args.backend == "server" and not (args.address or args.server):
         raise ValueError("one of --address and --server is needed")
+    if args.check_reference < 0:
+        raise ValueError(f"--check-reference: {args.check_reference} is negative")
+    if args.each and os.path.realpath(args.each) == os.path.realpath(args.out):
+        raise ValueError("--each: is --out")
     if args.text and not (args.server and args.model):
         raise ValueError("--text: with --server and --model")
     if args.backend == "server" and args.ablation != "none":
@@ -278,6 +284,16 @@ class Scorer:
         return rows
 
 
+def check_writable(path):
+    """Raises what write_csv would raise when all is scored."""
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    with open(path + ".partial", "w", encoding="utf-8"):
+        pass
+    os.remove(path + ".partial")
+
+
 def write_csv(path, rows, columns=COLUMNS):
     """Writes a CSV atomically."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
@@ -299,6 +315,8 @@ def fills_slots(args, mixer, min_state_size):
 def run(args, stack):
     """Scores what args ask for; returns the exit status. stack ends what was started."""
     ablation = args.memory or args.ablation
+    for path in filter(None, (args.out, args.each)):
+        check_writable(path)
     if args.config:
         parent, args.model, changed = with_config(args.model, args.config)
         stack.enter_context(parent)
@@ -313,6 +331,8 @@ def run(args, stack):
     else:
         name = os.path.basename(os.path.abspath(args.model))
         config = load_config(args.model)
+        if exam.vocab_size > config.vocab_size:
+            raise ValueError(f"{args.model}: vocab_size: {config.vocab_size}, but {label} needs {exam.vocab_size}")
         if args.memory:
             config = config.read_by(args.memory.replace("_", "-"))
         layer_types, shares = config.served_types, config.shares

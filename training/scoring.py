@@ -90,6 +90,7 @@ class TaskExam:
 
     def __init__(self, fields, seed):
         self._task, self._seed = make_task(fields), seed
+        self.vocab_size = self._task.vocab_size
 
     def sequences(self, length, count):
         """Returns the same sequences for every model: they depend only on the task, the arguments
@@ -114,7 +115,7 @@ class DocumentExam:
     name: the corpus of the training; python_files has fewer held-out modules."""
 
     metric, group, least_scored = "bits_per_byte", "position", 1 << 15
-    names = ("python_files", "python_documents")
+    names, vocab_size = ("python_files", "python_documents"), Documents.vocab_size
 
     def __init__(self, name, root):
         held_out = Documents(root).held_out
@@ -148,6 +149,7 @@ class TextExam(DocumentExam):
 
     def __init__(self, texts, token_bytes):
         self._texts, self._token_bytes = texts, token_bytes
+        self.vocab_size = 1 + int(max(text.max(initial=0) for text in texts))
 
     def sequences(self, length, count):
         """Returns the first `length` tokens of the first `count` texts."""
@@ -175,6 +177,8 @@ def make_plan(exam, lengths, specs, n_sequences, law=RowLaw()):
     for length in sorted(lengths):
         one = exam.sequences(length, 1)
         n_tokens = one.tokens.shape[1]
+        if not one.scored[:, 1:].any():
+            raise ValueError(f"--lengths: nothing is scored in sequences of {length} tokens")
         n_groups = len(np.unique(one.seen[one.scored]))
         enough = max(LEAST_SEQUENCES, -(-exam.least_scored * n_groups // int(one.scored.sum())))
         plan += [Job(length, n_tokens, n_sequences or enough, spec,

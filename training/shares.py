@@ -44,7 +44,7 @@ def write_sequences(made, file):
 def main(arguments):
     args, flags = parse_args(arguments)
     exam, label = score.make_exam(args)
-    print(label, flush=True)
+    print(label, file=sys.stderr, flush=True)  # --json's object is all that standard output has
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "sequences.jsonl")
         with open(path, "w", encoding="utf-8") as file:

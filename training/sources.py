@@ -151,6 +151,7 @@ class ConversationSource:
 
     metric = "held_out_exact"
     _SAMPLE_CONTEXTS = 64
+    _CHECKED = 4  # conversations of each kind
 
     def __init__(self, tokenizer, held_out_length, seed, unlearned_weight, agents=0.0):
         self._tokenizer, self._seed, self._unlearned_weight = tokenizer, seed, unlearned_weight
@@ -165,7 +166,9 @@ class ConversationSource:
 
     def check(self, length, progress):  # conversations do not change during a run
         """Raises the error that next would raise for contexts of this length."""
-        self._make("check", length)
+        shares = {Conversation: 1 - self._agents, AgentConversation: self._agents}
+        for kind, seed in itertools.product((kind for kind, share in shares.items() if share), range(self._CHECKED)):
+            make_sample(f"check {seed}", length, self._tokenizer, kind=kind)
 
     def next(self, length, batch, progress):
         made = [self._make(f"{self._seed} {self._n_batches} {i}", length) for i in range(batch)]

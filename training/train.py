@@ -15,7 +15,6 @@ import csv
 import json
 import math
 import os
-import pickle
 import signal
 import sys
 import threading
@@ -26,7 +25,9 @@ import torch
 import torch.nn.functional as F
 
 from chat.bpe import load_tokenizer
+from checkpoints import CHECKPOINT, read_checkpoint
 from data import DEFAULT_ROOT, Corpus, DataError, Documents
+from devices import device_name
 from ovq.config import (ConfigError, MIXER_NAMES, OVQ_UPDATES, check_max_centroids, config_from_dict, config_to_dict,
                         read_json_object, with_changes)
 from ovq.dictionary import ABLATIONS
@@ -39,7 +40,6 @@ from sources import NO_TARGET, ConversationSource, CorpusSource, Share, TaskSour
 from tasks import TaskError, json_fields, make_task, read_fields
 from texts import Texts
 
-CHECKPOINT = "checkpoint.pt"
 FIRST_SIGN_SECONDS = 3
 _TABLES = ("model.embed_tokens.weight", "lm_head.weight")  # one row for each token
 CORPORA = {"python_files": Corpus, "python_documents": Documents, "texts": Texts}
@@ -120,7 +120,8 @@ def make_parser():
         "token shifts are 0; functions may be of other sizes: numbers and identifiers that were not "
         "there are drawn like those that were")
     add("--seed", type=int, default=0)
-    add("--device", default="cpu", help="cpu, or cuda: a GPU, which computes all chunks of a sequence side by side (ovq_torch)")
+    add("--device", type=device_name, default="cpu", help="cpu, or cuda: a GPU, which computes all chunks of a sequence side by "
+        "side (ovq_torch)")
     add("--compute-dtype", choices=("bfloat16", "float32"), help="dtype of the matrix products; "
         "weights are always float32. Default: bfloat16 where the device is fast in it, else float32")
     add("--log-steps", type=int, default=20)
@@ -133,8 +134,9 @@ def make_parser():
 
 # Options whose values must be above 0, and those that may be 0.
 _POSITIVE = ("last_step", "batch_tokens", "workers", "held_out_length", "grad_clip", "log_steps", "eval_steps")
-_NOT_NEGATIVE = ("steps", "minutes", "warmup_steps", "beta_lr_scale", "weight_decay", "unscored_weight",
+_NOT_NEGATIVE = ("steps", "minutes", "warmup_steps", "lr", "beta_lr_scale", "weight_decay", "unscored_weight",
                  "checkpoint_minutes")
+_MAY_BE_INFINITE = ("grad_clip", "checkpoint_minutes")
 
 
 def check_numbers(args):
@@ -145,6 +147,8 @@ def check_numbers(args):
         if not fits:
             wrong = "not positive" if name in _POSITIVE else "neither positive nor 0"
             raise ValueError(f"--{name.replace('_', '-')}: {value} is {wrong}")
+        if value == math.inf and name not in _MAY_BE_INFINITE:
+            raise ValueError(f"--{name.replace('_', '-')}: {value} is not finite")
     if args.advance_at is not None and not 0 < args.advance_at <= 1:
         raise ValueError(f"--advance-at: {args.advance_at} is not above 0 and at most 1")
     if not args.steps and not args.minutes:
@@ -219,9 +223,10 @@ def make_source(recipe, args, config):
     fields = recipe.get("task", {"name": "python_files"})
     if fields.get("name") == "conversations":
         return make_conversation_source(fields, args, config)
-    if fields.get("name") in CORPORA and len(fields) > 1:
+    is_corpus = fields.get("name") in tuple(CORPORA)  # whatever the name is
+    if is_corpus and len(fields) > 1:
         raise ValueError(f"task: {fields['name']} has no further fields, not {fields}")
-    corpus = CORPORA[fields["name"]](args.data_root) if fields.get("name") in CORPORA else None
+    corpus = CORPORA[fields["name"]](args.data_root) if is_corpus else None
     data = corpus or make_task(fields)
     if data.vocab_size > config.vocab_size:
         raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {data.vocab_size}")
@@ -241,6 +246,8 @@ def make_conversation_source(fields, args, config):
     agents = fields.get("agents", 0)
     if not isinstance(agents, (int, float)) or not 0 <= agents <= 1:
         raise ValueError(f"task: agents: {agents!r} is no share from 0 to 1")
+    if not isinstance(fields["tokenizer"], str):
+        raise ValueError(f"task: tokenizer: {fields['tokenizer']!r} is no path")
     tokenizer = load_tokenizer(os.path.join(os.path.dirname(args.recipe), fields["tokenizer"]))
     if tokenizer.size > config.vocab_size:
         raise ValueError(f"vocab_size: {config.vocab_size}, but the tokenizer needs {tokenizer.size}")
@@ -272,13 +279,13 @@ def load_initial(model, args, task):
     task: its fields. Token shifts that the weights lack keep this model's initial value, no shift.
     If the sizes of functions differ, tokens are converted by token_rows."""
     mixer = {kind: name for name, kind in MIXER_NAMES.items()}[args.mixer or "ovq_attention"]
-    path = os.path.join(os.path.dirname(args.recipe), args.init.format(mixer=mixer))
+    path = os.path.join(os.path.dirname(args.recipe), args.init.replace("{mixer}", mixer))
     own = model.state_dict()
     try:
         if os.path.isdir(path):
             weights, their_task = load_model(path).state_dict(), read_fields(path)
         else:
-            saved = torch.load(path, map_location=args.device)
+            saved = read_checkpoint(path, ("model", "task"))
             weights, their_task = saved["model"], saved["task"]
         if their_task != task and all((fields or {}).get("name") == "linear_icl" for fields in (their_task, task)):
             random = torch.Generator().manual_seed(args.seed)
@@ -288,7 +295,7 @@ def load_initial(model, args, task):
         lacking = {name: own[name] for name in own
                    if name.endswith(("codebook", "_shift")) and name not in weights}
         model.load_state_dict({**weights, **lacking})
-    except (KeyError, RuntimeError, pickle.UnpicklingError) as error:
+    except RuntimeError as error:
         raise ValueError(f"--init: {path} has no weights of this model: {error}") from error
     return any(name.endswith("codebook") for name in lacking)
 
@@ -438,7 +445,8 @@ class Trainer:
     def restore(self):
         path = os.path.join(self.args.run, CHECKPOINT)
         # The optimizer leaves its counts of steps where they were loaded, and would wait for each of them on a GPU.
-        saved = torch.load(path, map_location="cpu")
+        saved = read_checkpoint(path, ("config", "model", "optimizer", "source", "step", "tokens", "seconds", "history",
+                                       "fingerprint", "args"))
         if saved["fingerprint"] != self.source.fingerprint:
             raise ValueError(f"{path}: trained on {saved['fingerprint']}, "
                              f"not on {self.source.fingerprint}")
@@ -450,12 +458,22 @@ class Trainer:
                 raise ValueError(f"{path}: trained with --{name.replace('_', '-')} {theirs}, "
                                  f"not {own}")
         self.model.load_state_dict(saved["model"])
-        self.optimizer.load_state_dict(saved["optimizer"])
+        self._restore_optimizer(saved["optimizer"])
         self.source.restore(saved["source"])
         self.step, self.tokens, self.seconds = saved["step"], saved["tokens"], saved["seconds"]
         self.history = saved["history"]
         for name in ("position_from", "recent"):  # older checkpoints have none
             setattr(self, name, saved.get(name, getattr(self, name)))
+        if self.position_from[1] and bool(saved["args"]["minutes"]) != bool(self.args.minutes):
+            clocks = ("--minutes", "--steps") if self.args.minutes else ("--steps", "--minutes")
+            raise ValueError(f"{path}: a phase ended early, and {clocks[0]} cannot go on with the clock of {clocks[1]}")
+
+    def _restore_optimizer(self, state):
+        """Loads what the optimizer knows of the weights; its options are this run's."""
+        options = [{name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups]
+        self.optimizer.load_state_dict(state)
+        for group, own in zip(self.optimizer.param_groups, options):
+            group.update(own)
 
     def write_curve(self):
         path = os.path.join(self.args.run, "curve.csv")

@@ -8,6 +8,9 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_replace.h"
+#include "base/text.h"
 #include "model/answers/python_value.h"
 
 namespace ovq::answers {
@@ -64,7 +67,8 @@ class ValueEnd {
 };
 
 // Finds the end of an argument in Python's notation: a comma or a bracket that is no part of it.
-// Texts may stand one behind another, and between three quotation marks.
+// Texts may stand one behind another, and between three quotation marks. A mark within a word, as
+// in it's, begins none.
 class PythonValueEnd {
  public:
   bool EndsBefore(char c) const {
@@ -72,9 +76,12 @@ class PythonValueEnd {
   }
   void Add(char c) {
     const char empty = std::exchange(empty_, 0);
+    const std::string word = std::exchange(word_, "");
     if (quote_ != 0) {
       AddInText(c);
-    } else if (c == '"' || c == '\'') {
+    } else if (InWord(c)) {
+      word_ = word.size() > kMostPrefix ? word : word + c;
+    } else if ((c == '"' || c == '\'') && IsPrefix(word)) {
       quote_ = c;
       n_quotes_ = c == empty ? 3 : 1;
       n_closing_ = 0;
@@ -87,6 +94,16 @@ class PythonValueEnd {
   }
 
  private:
+  static constexpr size_t kMostPrefix = 2;  // letters before a text, such as those of rb'...'
+
+  static bool InWord(char c) {
+    return absl::ascii_isalnum(static_cast<unsigned char>(c)) || c == '_' || (c & 0x80) != 0;
+  }
+  static bool IsPrefix(std::string_view word) {
+    return word.size() <= kMostPrefix &&
+           word.find_first_not_of("rRuUbBfF") == std::string_view::npos;
+  }
+
   void AddInText(char c) {
     const bool is_first = std::exchange(is_empty_, false);
     n_closing_ = c == quote_ && !escaped_ ? n_closing_ + 1 : 0;
@@ -100,6 +117,7 @@ class PythonValueEnd {
   char quote_ = 0;                    // the quotation mark of the text that the value is in
   int n_quotes_ = 1, n_closing_ = 0;  // marks that end the text, and those of them that were read
   char empty_ = 0;                    // the mark of an empty text that was read just now
+  std::string word_;                  // that was read last, or its beginning if it is long
   bool is_empty_ = false, escaped_ = false;
 };
 
@@ -264,6 +282,13 @@ const Json& FindField(const Json& object, std::string_view name) {
   return found == object.end() ? kNone : *found;
 }
 
+// A field of an object or, by its index, an item of a list; null if there is none.
+const Json& FindPart(const Json& json, const std::string& name) {
+  size_t index = 0;
+  const bool is_item = json.is_array() && absl::SimpleAtoi(name, &index) && index < json.size();
+  return is_item ? json[index] : FindField(json, name);
+}
+
 // The schema at a place such as "#/$defs/Size" of the document; null if there is none.
 const Json& FindReferenced(const Json& document, const Json& reference) {
   if (!reference.is_string()) return FindField(Json(), "");
@@ -272,7 +297,7 @@ const Json& FindReferenced(const Json& document, const Json& reference) {
   if (!rest.starts_with("#/")) return FindField(Json(), "");
   for (rest.remove_prefix(1); !rest.empty();) {
     const std::string_view name = rest.substr(1, rest.find('/', 1) - 1);
-    at = &FindField(*at, name);
+    at = &FindPart(*at, absl::StrReplaceAll(AbslView(name), {{"~1", "/"}, {"~0", "~"}}));
     rest.remove_prefix(1 + name.size());
   }
   return *at;

@@ -110,8 +110,12 @@ class Formatter {
 
   std::string Float(const Spec& spec, double number) {
     if (spec.type == '\0') {
-      return spec.precision < 0 || !std::isfinite(number) ? FloatText(number)
-                                                          : Untyped(spec, number);
+      if (spec.precision >= 0 && std::isfinite(number)) return Untyped(spec, number);
+      std::string digits = FloatText(number);
+      const size_t exponent = digits.find('e');
+      const bool has_point = digits.find('.') != digits.npos;
+      if (spec.alternate && exponent != digits.npos && !has_point) digits.insert(exponent, 1, '.');
+      return digits;
     }
     const std::string begin = spec.alternate ? "%#.*" : "%.*";
     const int precision = spec.precision < 0 ? 6 : static_cast<int>(spec.precision);

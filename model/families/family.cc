@@ -112,6 +112,12 @@ const kernels::Attrs& ConfigFile::section(std::string_view name) const {
 
 std::span<const std::string_view> Bookkeeping() { return kBookkeeping; }
 
+std::optional<int64_t> MostPositions(const ConfigFile& file) {
+  const Json most = file.at("max_position_embeddings");
+  if (IsBeyond64Bits(most)) return INT64_MAX;
+  return most.is_number_integer() ? std::optional(most.get<int64_t>()) : std::nullopt;
+}
+
 std::optional<kernels::Attrs::Value> AttrValue(const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
   if (json.is_string()) return json.get_ref<const std::string&>();

@@ -77,6 +77,8 @@ std::optional<kernels::Attrs::Value> AttrValue(const nlohmann::json& json);
 void FillAttrs(const nlohmann::json& object, kernels::Attrs& attrs, std::string_view said_in = "");
 // Fields of config.json that transformers writes for its own use, ignored here.
 std::span<const std::string_view> Bookkeeping();
+// max_position_embeddings, or the largest integer if it is larger; nothing if it is no integer.
+std::optional<int64_t> MostPositions(const ConfigFile& file);
 
 // Reads vocab_size, hidden_size and num_hidden_layers. A default of 0 makes a field obligatory.
 void ReadSizes(kernels::AttrReader& file, int64_t vocab_size, int64_t hidden_size, int64_t n_layers,

@@ -125,8 +125,7 @@ void HubReader::SetRope(kernels::RopeSpec::Layout layout, kernels::AttentionConf
     file_.Fail(field, "expected a number, got null");
   }
   RopeLengths lengths = fields.lengths;
-  const Json most = all_.at("max_position_embeddings");
-  if (most.is_number_integer()) lengths.most = most.get<int64_t>();
+  lengths.most = MostPositions(all_).value_or(lengths.most);
   lengths.original =
       file_.IntOr("original_max_position_embeddings", lengths.original, 2, kMaxRopeLength);
   kernels::Attrs in_object(object.prefix);

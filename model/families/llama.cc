@@ -46,8 +46,7 @@ int32_t ReadWindow(const Row& row, const ConfigFile& config_file, kernels::AttrR
   file.Int("sliding_window", window, 2, kMaxWindow);
   // A window that no text of the model's positions fills is none: its memory would be taken at
   // once.
-  const nlohmann::json positions = config_file.at("max_position_embeddings");
-  const bool is_filled = !positions.is_number_integer() || window < positions.get<int64_t>();
+  const bool is_filled = window < MostPositions(config_file).value_or(INT64_MAX);
   return is_filled ? static_cast<int32_t>(window) : 0;
 }
 

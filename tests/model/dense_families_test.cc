@@ -308,6 +308,9 @@ TEST(DenseFamilies, WindowsFollowTheirFields) {
   EXPECT_EQ(types(kPhi, {}), "ssss");
   EXPECT_EQ(types(kPhi, {{"sliding_window", nullptr}}), "ffff");
   EXPECT_EQ(types(kPhi, {{"max_position_embeddings", 33}}), "ffff");  // a window that none fills
+  const json endless = {{"max_position_embeddings", UINT64_MAX}};
+  EXPECT_EQ(types(kPhi, endless), "ssss");
+  EXPECT_GT(Input(Config(kPhiLong, endless), 0).rope.amplitude, 3);
   EditedModel absent(kMistral);
   absent.config.erase("sliding_window");
   absent.config["max_position_embeddings"] = 32768;

@@ -159,6 +159,22 @@ class PythonClient(WithServer):
             built = parse_answer(typing.Union[kinds], text)
             self.assertEqual((type(built), built), (type(value), value))
 
+    def test_fractions_of_seconds_have_any_number_of_digits(self):
+        utc = datetime.timezone.utc
+        for digits, microseconds in (("1", 100000), ("1234", 123400), ("123456", 123456), ("123456789", 123456)):
+            self.assertEqual(parse_answer(datetime.time, f'"12:34:56.{digits}Z"'),
+                             datetime.time(12, 34, 56, microseconds, utc))
+            self.assertEqual(parse_answer(datetime.datetime, f'"2024-02-29T12:34:56.{digits}+00:00"'),
+                             datetime.datetime(2024, 2, 29, 12, 34, 56, microseconds, utc))
+
+    def test_members_of_an_enum_are_found_by_their_json(self):
+        kind = enum.Enum("Kind", {"ONE": 1, "PAIR": (1, 2), "LIST": [1], "OBJECT": {"a": [1]}})
+        for text, member in (("1", kind.ONE), ("[1, 2]", kind.PAIR), ("[1]", kind.LIST), ('{"a": [1]}', kind.OBJECT)):
+            self.assertIs(parse_answer(kind, text), member)
+        for text in ("true", "[true]", '{"a": [true]}', "[1, true]", "[1, 2, 3]", '{"a": [1], "b": 1}', '"1"'):
+            with self.assertRaises(ValueError, msg=text):
+                parse_answer(kind, text)
+
     def test_an_answer_of_no_such_value_is_a_value_error(self):
         for kind, text in (
             (Member, "{}"), (Member, '{"age": 1, "name": "x"}'), (Member, '{"age": true}'),

@@ -10,10 +10,11 @@ from torch import nn
 import torch.nn.functional as F
 
 from ovq import fused, kvm, mixers
+from ovq.checks import one_of
 from ovq.closest_pair import closest_pair_attention
 from ovq.config import (ConfigError, DICTIONARY_LAYER_TYPES, check_max_centroids, config_to_dict, load_config,
                         read_json_object, share_of)
-from ovq.dictionary import n_centroids_at, ovq_attention
+from ovq.dictionary import ABLATIONS, n_centroids_at, ovq_attention
 from ovq.gated_delta_net import GatedDeltaNet
 from ovq.lattice import Lattice
 from ovq.layers import Projection, RmsNorm, joint_product, shift_tokens
@@ -270,9 +271,10 @@ class OvqModel(nn.Module):
     def __init__(self, config, compute_dtype=torch.float32, ablation="none",
                  recompute_chunks=False):
         super().__init__()
+        one_of("ablation", ablation, (*ABLATIONS, *LAYER_ABLATIONS))
         ablated = LAYER_ABLATIONS.get(ablation, "ovq_attention")
-        if ablation != "none" and ablated not in config.layer_types:
-            raise ConfigError(f"ablation {ablation}: expected a {ablated} layer, got {', '.join(config.layer_types)}")
+        if ablation != "none" and ablated not in config.served_types:  # no other rule of dictionaries has ablations
+            raise ConfigError(f"ablation {ablation}: expected a {ablated} layer, got {', '.join(config.served_types)}")
         self.config, self.compute_dtype = config, compute_dtype
         self.model = Backbone(config, self.layer_class, ablation, recompute_chunks)
         self.lm_head = Head(config)

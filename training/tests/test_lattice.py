@@ -102,10 +102,13 @@ class LatticeTest(unittest.TestCase):
     def test_an_ablation_of_a_layer_that_is_not_there(self):
         ovq, window = ({**support.tiny_config(), "layer_types": ["sliding_attention", kind]}
                        for kind in ("ovq_attention", "sliding_attention"))
+        pairs = {**ovq, "ovq": {**ovq["ovq"], "update": "closest-pair"}}
         for config, ablation, layer in ((ovq, "whole_update", "lattice"), (ovq, "exact_keys", "transformer_vq"),
-                                        (window, "linear_growth", "ovq_attention")):
+                                        (window, "linear_growth", "ovq_attention"), (pairs, "linear_growth", "ovq_attention")):
             with self.assertRaisesRegex(ConfigError, f"ablation {ablation}: expected a {layer} layer, got sliding"):
                 OvqModel(config_from_dict(config), ablation=ablation)
+        with self.assertRaisesRegex(ConfigError, "ablation: 'linear' is not one of 'none', "):
+            OvqModel(config_from_dict(ovq), ablation="linear")
 
     @unittest.skipUnless(fused.compiled(), "needs a C++ compiler")
     def test_the_compiled_loop_equals_the_plain_one_and_so_do_gradients(self):

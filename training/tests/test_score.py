@@ -378,6 +378,19 @@ class ScoreTest(unittest.TestCase):
         self.assertAlmostEqual(whole[5], bits["16"] - bits["32"], places=5)
         self.assertEqual([line[5:] for line in paired.compare(first, first)], [(0, 0)] * 4)
 
+    def test_a_file_of_single_sequences_may_have_a_colon_in_its_name(self):
+        path = os.path.join(self.folder, "12:30.csv")
+        rows = [dict(zip(scoring.EACH_COLUMNS, (8, size, "", "", 0, 2, total))) for size, total in (("16", 1.0), ("0.3x", 2.0))]
+        score.write_csv(path, rows, scoring.EACH_COLUMNS)
+        self.assertEqual([paired.read_named(f"{path}:{size}") for size in ("16", "0.3x")],
+                         [{(8, ""): {0: (2, total)}} for total in (1.0, 2.0)])
+        with self.assertRaisesRegex(ValueError, "12:30.csv: has centroids 0.3x, 16: expected one .*, got none"):
+            paired.read_named(path)
+        with open(path, "a", encoding="utf-8") as file:
+            file.write("8,16,,,1,2\n")
+        with self.assertRaisesRegex(ValueError, "12:30.csv: row 3 is not of score.py --each: "):
+            paired.read_named(f"{path}:16")
+
     def test_a_difference_is_of_the_same_sequences(self):
         first = {(8, ""): {0: (2, 3.0), 1: (2, 7.0)}}
         # The scores differ by 4 between sequences, the pairs by 0.5 and 1 in each token.
@@ -459,6 +472,17 @@ class ScoreTest(unittest.TestCase):
         self.assertEqual((status, rows[0]["agreement"]), (1, "0.000000"))
         self.assertIn("agrees on 0 of 12", output)
 
+    def test_what_would_fail_in_the_end_fails_before_anything_is_scored(self):
+        support.write_corpus(os.path.join(self.folder, "library"))
+        documents = ("--task", '{"name": "python_files"}', "--data-root", os.path.join(self.folder, "library"))
+        with mock.patch.object(score, "Scorer", side_effect=AssertionError):
+            for arguments, message in ((("--each", self.folder), "Is a directory"),
+                                       (("--each", os.path.join(self.model, "config.json", "each.csv")), "config.json"),
+                                       ((*documents, "--lengths", "1"), "nothing is scored in sequences of 1 tokens"),
+                                       (("--task", '{"n_symbols": 300}'), "vocab_size: 258, but .* needs 303")):
+                with self.subTest(arguments=arguments), self.assertRaisesRegex((OSError, ValueError), message):
+                    self.score("--lengths", "64", "--centroids", "16", *arguments)
+
     def test_bad_arguments_are_named(self):
         self.write_model({"name": "basic_icr", "n_symbol": 3})
         with self.assertRaisesRegex(ValueError, "n_symbol"):
@@ -468,6 +492,8 @@ class ScoreTest(unittest.TestCase):
                                 (("--memory", "closest-pair"), "--memory: .* with --server"),
                                 (("--check-server-args", ""), "--check-server-args: with --server"),
                                 (("--text", "a.txt"), "--text: with --server and --model"),
+                                (("--check-reference", "-1"), "--check-reference: -1 is negative"),
+                                (("--each", self.csv), "--each: is --out"),
                                 (("--model", ""), "--model")):
             with self.assertRaisesRegex(ValueError, name):
                 self.score(*arguments, client=FakeClient())

@@ -17,6 +17,7 @@ import datetime
 import enum
 import json
 import math
+import re
 import types
 import typing
 import uuid
@@ -222,15 +223,27 @@ def _built(of: Any, value: Any) -> Any:
             raise ValueError(f"expected {of.__name__}, got {value!r}")
         if of is uuid.UUID:
             return uuid.UUID(value)
+        # Before Python 3.11 a fraction of a second must have three digits or six.
+        value = re.sub(r"\.([0-9]+)", lambda match: f".{match[1]:0<6.6}", value)
         return of.fromisoformat(value.replace("Z", "+00:00").replace("z", "+00:00"))
     if isinstance(of, type) and issubclass(of, enum.Enum):
-        member = of(value)
-        if isinstance(value, bool) != isinstance(member.value, bool):  # to Python True is 1
-            raise ValueError(f"{value!r} is not a valid {of.__name__}")
-        return member
+        for member in of:
+            if _is_json_of(member.value, value):
+                return member
+        raise ValueError(f"{value!r} is not a valid {of.__name__}")
     if dataclasses.is_dataclass(of):
         return _built_object(of, value)
     return _built_generic(of, value)
+
+
+def _is_json_of(own: Any, value: Any) -> bool:
+    """Whether the JSON of a value of Python is this one: to Python True is 1, and no list is a tuple."""
+    if isinstance(own, (list, tuple)):
+        return isinstance(value, list) and len(own) == len(value) and all(map(_is_json_of, own, value))
+    if isinstance(own, dict):
+        return isinstance(value, dict) and own.keys() == value.keys() and all(
+            _is_json_of(item, value[key]) for key, item in own.items())
+    return own == value and isinstance(own, bool) == isinstance(value, bool)
 
 
 def _built_object(of: Any, value: Any) -> Any:
@@ -251,7 +264,7 @@ def _built_generic(of: Any, value: Any) -> Any:
                 continue
         raise ValueError(f"expected one of {args}, got {value!r}")
     if origin is typing.Literal:
-        if not any(arg == value and isinstance(arg, bool) == isinstance(value, bool) for arg in args):
+        if not any(_is_json_of(arg, value) for arg in args):
             raise ValueError(f"expected one of {args}, got {value!r}")
         return value
     expected = dict if origin is dict else list

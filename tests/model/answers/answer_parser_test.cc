@@ -123,8 +123,10 @@ std::shared_ptr<const nlohmann::json> Schemas() {
           "level": {"enum": ["auto", 1, 2]}, "digit": {"$ref": "#/$defs/Digit"},
           "maybe": {"anyOf": [{"$ref": "#/$defs/Digit"}, {"type": "null"}]},
           "all": {"allOf": [{"description": "A digit."}, {"$ref": "#/$defs/Digit"}]},
-          "round": {"$ref": "#/$defs/Round"}, "nowhere": {"$ref": "#/$defs/Other/x"}},
-          "$defs": {"Digit": {"type": "string", "enum": ["1", "2"]},
+          "first": {"$ref": "#/properties/maybe/anyOf/0"}, "slash": {"$ref": "#/$defs/a~1b~01"},
+          "round": {"$ref": "#/$defs/Round"}, "nowhere": {"$ref": "#/$defs/Other/x"},
+          "seventh": {"$ref": "#/properties/maybe/anyOf/7"}},
+          "$defs": {"Digit": {"type": "string", "enum": ["1", "2"]}, "a/b~1": {"type": "string"},
                     "Round": {"anyOf": [{"$ref": "#/$defs/Round"}, {"$ref": "#/$defs/Round"}]}}})")}});
   return schemas;
 }
@@ -234,9 +236,11 @@ TEST(NamedCalls, ValuesBetweenTagsAreOfTheTypesOfTheirSchema) {
   EXPECT_EQ(value("either", "10"), "\"10\"}");
   EXPECT_EQ(value("level", "auto"), "\"auto\"}");
   EXPECT_EQ(value("level", "1"), "1}");
-  for (const char* key : {"digit", "maybe", "all"}) EXPECT_EQ(value(key, "1"), "\"1\"}") << key;
+  for (const char* key : {"digit", "maybe", "all", "first", "slash"}) {
+    EXPECT_EQ(value(key, "1"), "\"1\"}") << key;
+  }
   EXPECT_EQ(value("maybe", "None"), "null}");
-  for (const char* key : {"round", "nowhere"}) EXPECT_EQ(value(key, "1"), "1}") << key;
+  for (const char* key : {"round", "nowhere", "seventh"}) EXPECT_EQ(value(key, "1"), "1}") << key;
   EXPECT_EQ(value("id", "123"), "123}");
   EXPECT_EQ(value("id", "1.5"), "\"1.5\"}");
   EXPECT_EQ(value("n", "1.5"), "1.5}");
@@ -312,6 +316,11 @@ TEST(NamedCalls, LiteralsOfPythonAreReadAsPythonReadsThem) {
             R"({"1":"a","b":true,"null":[null,true]})");
   EXPECT_EQ(value("[a(1)]"), "\"[a(1)]\"");
   EXPECT_EQ(value("some words"), "\"some words\"");
+  // A mark within a word or behind it begins no text; behind a prefix it does.
+  for (const char* words :
+       {"it's fine", "[the dogs' bowl]", "l'été d'or", "6'2", "rb'a, b)'", "[F'(', 1]"}) {
+    EXPECT_EQ(value(words), '"' + std::string(words) + '"');
+  }
 }
 
 // However the text is cut, its call ends early and the words behind it are not lost.
