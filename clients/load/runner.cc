@@ -98,6 +98,7 @@ void Runner::StartDue(Clock::time_point now) {
 }
 
 void Runner::Send(ActivePtr active) {
+  if (active->ended) return DeleteSession(active);
   active->send_delay_s = SecondsBetween(active->due, Clock::now());
   const bool is_new = active->plan.session && active->session_id.empty();
   if (!is_new && !active->away_since) return SendTurn(std::move(active));
@@ -115,7 +116,7 @@ void Runner::Send(ActivePtr active) {
 
 void Runner::OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
                        Clock::time_point sent, Clock::time_point ended) {
-  if (!id.ok() && TryLater(active, id.status())) return;
+  if (!id.ok() && TryLater(active, id.status(), in_flight_)) return;
   // A failed CreateSession fails the conversation's first request.
   if (!id.ok()) return OnTurnDone(active, {.status = id.status(), .sent = sent, .ended = ended});
   --in_flight_;
@@ -139,7 +140,7 @@ void Runner::SendTurn(ActivePtr active) {
   });
 }
 
-bool Runner::TryLater(const ActivePtr& active, const absl::Status& status) {
+bool Runner::TryLater(const ActivePtr& active, const absl::Status& status, int64_t& running) {
   const bool away = absl::IsUnavailable(status) || absl::IsCancelled(status);
   if (!away || stopping_ || plan_.outlast == absl::ZeroDuration()) return false;
   const Clock::time_point now = Clock::now();
@@ -148,7 +149,7 @@ bool Runner::TryLater(const ActivePtr& active, const absl::Status& status) {
     ++result_.outlasted;
   }
   if (now >= After(*active->away_since, plan_.outlast)) return false;
-  --in_flight_;
+  --running;
   active->due = After(now, kTryAgain);
   waiting_.push(active);
   return true;
@@ -157,7 +158,7 @@ bool Runner::TryLater(const ActivePtr& active, const absl::Status& status) {
 // The position must cover everything that the server had acknowledged; of the running turn any part
 // may be there.
 void Runner::OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position) {
-  if (!position.ok() && TryLater(active, position.status())) return;
+  if (!position.ok() && TryLater(active, position.status(), in_flight_)) return;
   const Turn& turn = active->turn();
   const int64_t most = active->position + turn.input_tokens + turn.output_tokens;
   absl::Status status = position.status();
@@ -188,7 +189,7 @@ absl::Status Runner::Follow(Active& active, const ServerUsage& usage) const {
 
 void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
   if (active->plan.session && !active->session_id.empty() && !active->away_since &&
-      TryLater(active, outcome.status)) {
+      TryLater(active, outcome.status, in_flight_)) {
     return;
   }
   --in_flight_;
@@ -221,14 +222,23 @@ void Runner::OnTurnDone(const ActivePtr& active, Outcome outcome) {
 
 void Runner::EndConversation(const ActivePtr& active) {
   --conversations_;
-  if (active->session_id.empty()) return;
+  active->ended = true;
+  if (!active->session_id.empty()) DeleteSession(active);
+}
+
+void Runner::DeleteSession(const ActivePtr& active) {
   ++deleting_;
-  calls_.delete_session(active->session_id, [this](const absl::Status& status) {
-    Post([this, status] {
-      --deleting_;
-      if (!status.ok()) result_.delete_errors.Add(status.ToString());
-    });
+  calls_.delete_session(active->session_id, [this, active](const absl::Status& status) {
+    Post([=, this] { OnDeleted(active, status); });
   });
+}
+
+void Runner::OnDeleted(const ActivePtr& active, const absl::Status& status) {
+  if (!status.ok() && TryLater(active, status, deleting_)) return;
+  --deleting_;
+  // A server that went away may have deleted it before.
+  const bool was_deleted = absl::IsNotFound(status) && active->away_since;
+  if (!status.ok() && !was_deleted) result_.delete_errors.Add(status.ToString());
 }
 
 void Runner::CheckLimits(Clock::time_point now) {
@@ -251,6 +261,10 @@ void Runner::StopSending(Clock::time_point now, absl::Duration grace) {
   while (!waiting_.empty()) {
     const ActivePtr active = waiting_.top();
     waiting_.pop();
+    if (active->ended) {
+      DeleteSession(active);
+      continue;
+    }
     result_.unsent += active->due <= now;
     EndConversation(active);
   }

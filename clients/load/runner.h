@@ -83,6 +83,7 @@ class Runner {
     std::vector<uint32_t> prompt;                 // prompt of the next turn
     int64_t position = 0;                         // the session's last acknowledged position
     std::optional<Clock::time_point> away_since;  // when the server became unreachable
+    bool ended = false;                           // but for its session, which is to be deleted
 
     const Turn& turn() const { return plan.turns[next_turn]; }
   };
@@ -99,15 +100,17 @@ class Runner {
   void StartDue(Clock::time_point now);
   void Send(ActivePtr active);  // the conversation's next turn
   void OnPosition(const ActivePtr& active, const absl::StatusOr<int64_t>& position);
-  // Called after a failed call: returns true if the server is unreachable and the call is scheduled
-  // again.
-  bool TryLater(const ActivePtr& active, const absl::Status& status);
+  // Called after a failed call, which `running` counts: returns true if the server is unreachable
+  // and the call is scheduled again.
+  bool TryLater(const ActivePtr& active, const absl::Status& status, int64_t& running);
   absl::Status Follow(Active& active, const ServerUsage& usage) const;
   void OnCreated(const ActivePtr& active, const absl::StatusOr<std::string>& id,
                  Clock::time_point sent, Clock::time_point ended);
   void SendTurn(ActivePtr active);
   void OnTurnDone(const ActivePtr& active, Outcome outcome);
   void EndConversation(const ActivePtr& active);
+  void DeleteSession(const ActivePtr& active);
+  void OnDeleted(const ActivePtr& active, const absl::Status& status);
 
   void CheckLimits(Clock::time_point now);
   void StopSending(Clock::time_point now, absl::Duration grace);

@@ -49,6 +49,8 @@ class FakeServer {
       done(positions[id] - lost);
     };
     calls.delete_session = [this](const std::string&, std::function<void(absl::Status)> done) {
+      if (away_for_deletions-- > 0) return done(absl::UnavailableError("gone"));
+      if (forgets_sessions) return done(absl::NotFoundError("no such session"));
       ++deleted;
       done(absl::OkStatus());
     };
@@ -65,7 +67,9 @@ class FakeServer {
   std::atomic<bool> refuse_sessions = false;
   std::atomic<int> fail_call = -1;  // index of the Generate call that fails
   std::atomic<int> away = 0;        // number of position queries that fail
-  int64_t lost = 0;                 // tokens lost while it was away
+  std::atomic<int> away_for_deletions = 0;
+  std::atomic<bool> forgets_sessions = false;
+  int64_t lost = 0;  // tokens lost while it was away
   std::map<std::string, int64_t> positions;
   std::map<std::string, std::vector<size_t>> turns;  // prompt lengths of each session
 
@@ -246,6 +250,29 @@ TEST(Runner, ASessionOutlastsItsServer) {
   for (const Record& record : result.records) EXPECT_TRUE(record.completed());
   EXPECT_EQ(result.outlasted, 1);
   EXPECT_EQ(server.turns["s0"].size(), 5u);
+}
+
+TEST(Runner, ADeletionOutlastsItsServer) {
+  for (const bool was_deleted : {false, true}) {
+    FakeServer server(milliseconds(1));
+    server.away_for_deletions = 2;
+    server.forgets_sessions = was_deleted;
+    const RunResult result =
+        RunOn(server, {.users = 1, .outlast = absl::Seconds(60)}, {.turns = 2, .max_requests = 2});
+    EXPECT_EQ(result.records.size(), 2u);
+    EXPECT_EQ(result.delete_errors.count, 0);
+    EXPECT_EQ(result.outlasted, 1);
+    EXPECT_EQ(server.deleted, was_deleted ? 0 : 1);
+  }
+}
+
+TEST(Runner, ADeletionThatFailsIsCounted) {
+  FakeServer server(milliseconds(1));
+  server.forgets_sessions = true;
+  EXPECT_EQ(RunOn(server, {.users = 1}, {.turns = 2, .max_requests = 4}).delete_errors.count, 2);
+  server.away_for_deletions = 1'000'000;
+  const RunPlan plan{.users = 1, .outlast = absl::Milliseconds(300)};
+  EXPECT_EQ(RunOn(server, plan, {.turns = 2, .max_requests = 2}).delete_errors.count, 1);
 }
 
 TEST(Runner, ASessionThatCameBackShorterHasFailed) {
