@@ -251,7 +251,8 @@ class AsyncClient(Connection):
         """Streams one answer. Without session_id its state ends with the call. Closing the iterator
         cancels the call. cacheable: whether the server may keep the states after the prompt and its
         answer for later prompts that begin alike; by default it does for a conversation, of a
-        session's first one for the system part alone, and not for other prompts. expected_position: the number of tokens that the session must have; otherwise the call is
+        session's first one for the system part alone, and not for other prompts.
+        expected_position: the number of tokens that the session must have; otherwise the call is
         refused and the error's info has the true number, so a call whose answer was lost can be
         sent again safely."""
         request = REQUESTS["Generate"](
