@@ -8,9 +8,7 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/numbers.h"
-#include "absl/strings/str_replace.h"
-#include "base/text.h"
+#include "base/json.h"
 #include "model/answers/python_value.h"
 
 namespace ovq::answers {
@@ -282,25 +280,13 @@ const Json& FindField(const Json& object, std::string_view name) {
   return found == object.end() ? kNone : *found;
 }
 
-// A field of an object or, by its index, an item of a list; null if there is none.
-const Json& FindPart(const Json& json, const std::string& name) {
-  size_t index = 0;
-  const bool is_item = json.is_array() && absl::SimpleAtoi(name, &index) && index < json.size();
-  return is_item ? json[index] : FindField(json, name);
-}
-
 // The schema at a place such as "#/$defs/Size" of the document; null if there is none.
 const Json& FindReferenced(const Json& document, const Json& reference) {
-  if (!reference.is_string()) return FindField(Json(), "");
-  std::string_view rest = reference.get_ref<const std::string&>();
-  const Json* at = &document;
-  if (!rest.starts_with("#/")) return FindField(Json(), "");
-  for (rest.remove_prefix(1); !rest.empty();) {
-    const std::string_view name = rest.substr(1, rest.find('/', 1) - 1);
-    at = &FindPart(*at, absl::StrReplaceAll(AbslView(name), {{"~1", "/"}, {"~0", "~"}}));
-    rest.remove_prefix(1 + name.size());
-  }
-  return *at;
+  static const Json kNone;
+  if (!reference.is_string()) return kNone;
+  const std::string_view place = reference.get_ref<const std::string&>();
+  const Json* const found = place.starts_with("#/") ? FindAt(document, place.substr(1)) : nullptr;
+  return found == nullptr ? kNone : *found;
 }
 
 // The names of types that a schema of the document allows; empty: it does not say. left: the most

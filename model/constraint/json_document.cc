@@ -5,10 +5,8 @@
 #include <optional>
 #include <utility>
 
-#include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
-#include "absl/strings/str_split.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 
@@ -68,10 +66,6 @@ absl::Status UnsatisfiableError(std::string_view path, std::string_view message)
 }
 
 bool IsUnsatisfiable(const absl::Status& status) { return absl::IsFailedPrecondition(status); }
-
-std::string PointerToken(std::string_view key) {
-  return absl::StrReplaceAll(AbslView(key), {{"~", "~0"}, {"/", "~1"}});
-}
 
 SchemaDocument::SchemaDocument(const Json& root) {
   schemas_.push_back({&root, "#"});
@@ -191,20 +185,8 @@ absl::StatusOr<SchemaId> SchemaDocument::Reference(SchemaId id) {
     if (anchor == anchors_.end()) return Error(id, "$ref", missing);
     return Intern(*anchor->second.json, anchor->second.path);
   }
-  const Json* at = schemas_[0].json;
-  for (const std::string& token :
-       std::vector<std::string>(absl::StrSplit(decoded->substr(1), '/'))) {
-    const std::string key = absl::StrReplaceAll(token, {{"~1", "/"}, {"~0", "~"}});
-    size_t index = 0;
-    if (at->is_object() && at->contains(key)) {
-      at = &at->at(key);
-    } else if (at->is_array() && absl::SimpleAtoi(key, &index) && index < at->size() &&
-               absl::StrCat(index) == key) {
-      at = &(*at)[index];
-    } else {
-      return Error(id, "$ref", missing);
-    }
-  }
+  const Json* const at = FindAt(*schemas_[0].json, *decoded);
+  if (at == nullptr) return Error(id, "$ref", missing);
   return Intern(*at, absl::StrCat("#", *decoded));
 }
 

@@ -26,9 +26,6 @@ using SchemaSet = std::vector<SchemaId>;
 absl::Status UnsatisfiableError(std::string_view path, std::string_view message);
 bool IsUnsatisfiable(const absl::Status& status);
 
-// A key as a part of a JSON pointer in a fragment: "/" is "~1" and "~" is "~0".
-std::string PointerToken(std::string_view key);
-
 class SchemaDocument {
  public:
   // root outlives the document. It is an object.

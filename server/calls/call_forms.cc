@@ -8,7 +8,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
-#include "absl/strings/str_replace.h"
+#include "base/json.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "model/answers/marker.h"
@@ -254,8 +254,7 @@ class CallsMaker {
       }
     }
     for (const auto& [name, property] : properties.items()) {
-      const std::string pointer =
-          absl::StrCat("#/properties/", absl::StrReplaceAll(name, {{"~", "~0"}, {"/", "~1"}}));
+      const std::string pointer = absl::StrCat("#/properties/", PointerToken(name));
       if (!IsPlainName(name)) {
         return NotKept(tool.field, pointer,
                        absl::StrCat("expected a name of ", kNames,

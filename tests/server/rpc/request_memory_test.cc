@@ -28,6 +28,14 @@ TestServerOptions WithRequestMemory() {
 class RequestMemoryTest : public testing::Test {
  protected:
   // Calls release their memory a little after the client has its answer.
+  std::unique_ptr<grpc::ClientReaderWriter<v1::ChatRequest, v1::ChatResponse>> OpenChat(
+      grpc::ClientContext& context) {
+    auto chat = server_.inference().Chat(&context);
+    v1::ChatResponse opened;
+    EXPECT_TRUE(chat->Write(OpenMessage()));
+    EXPECT_TRUE(chat->Read(&opened));
+    return chat;
+  }
   void ExpectAllFree() {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(10);
     while (server_.engine().Stats().request_bytes > 0 && std::chrono::steady_clock::now() < end) {
@@ -168,10 +176,7 @@ TEST_F(RequestMemoryTest, AChatsTurnHoldsItsOwn) {
 TEST_F(RequestMemoryTest, AChatHoldsNothingButItsSettingsBetweenItsTurns) {
   const ByteBudget& budget = *server_.engine().options().request_memory;
   grpc::ClientContext context;
-  const auto chat = server_.inference().Chat(&context);
-  v1::ChatResponse opened;
-  EXPECT_TRUE(chat->Write(OpenMessage()));
-  EXPECT_TRUE(chat->Read(&opened));
+  const auto chat = OpenChat(context);
   for (const bool more : {false, true, false}) {
     Collected turn;
     EXPECT_TRUE(chat->Write(TurnMessage(std::string(1000, 'x'), more ? 0 : 3, more)));
@@ -187,10 +192,7 @@ TEST_F(RequestMemoryTest, AChatHoldsNothingButItsSettingsBetweenItsTurns) {
 TEST_F(RequestMemoryTest, AnIdleChatHoldsItsSettings) {
   const ByteBudget& budget = *server_.engine().options().request_memory;
   grpc::ClientContext context;
-  const auto chat = server_.inference().Chat(&context);
-  v1::ChatResponse opened;
-  EXPECT_TRUE(chat->Write(OpenMessage()));
-  EXPECT_TRUE(chat->Read(&opened));
+  const auto chat = OpenChat(context);
   v1::ChatRequest message = TurnMessage("hello", 3);
   for (int i = 0; i < 16; ++i) {
     message.mutable_turn()->mutable_stop()->add_stop_strings(std::string(1000, 'x'));
