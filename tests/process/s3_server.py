@@ -2,7 +2,7 @@
 pages, deletions, and signatures of version 4, which it checks by the rules alone. It keeps its objects in a folder, so
 that it may be killed at any moment and started again.
 
-usage: s3_server.py --folder FOLDER [--port N] [--page N]      (prints the port)
+usage: s3_server.py --folder FOLDER --port N [--page N]      (prints a line once it listens)
 
 POST /_control?NAME=VALUE&... changes how it behaves:
   lose=N&word=W      carries out the next N writes of keys with W in them, and closes the connection without an answer
@@ -301,7 +301,7 @@ class S3Server:
     """The server as a process on a free port. kill, then start: a crash. tls: (certificate, key)."""
 
     def __init__(self, *flags, tls=None):
-        self.folder, self.flags, self.port, self.tls = tempfile.mkdtemp(), flags, 0, tls
+        self.folder, self.flags, self.port, self.tls = tempfile.mkdtemp(), flags, free_port(), tls
         self.credentials = os.path.join(self.folder, "credentials")
         with open(os.open(self.credentials, os.O_CREAT | os.O_WRONLY, 0o600), "w") as file:
             file.write(f"[default]\naws_access_key_id = {KEY_ID}\naws_secret_access_key = {SECRET}\n")
@@ -319,9 +319,8 @@ class S3Server:
              "--port", str(self.port), *flags], stdout=subprocess.PIPE, text=True)
         ready, _, _ = select.select([self.process.stdout], [], [], 60)
         line = self.process.stdout.readline() if ready else ""
-        if not line.strip().isdigit():
+        if line != "listening\n":
             raise RuntimeError(f"the object store does not start: {line!r}")
-        self.port = int(line)
 
     def control(self, **commands):
         """Returns the keys that it has."""
@@ -348,17 +347,17 @@ class S3Server:
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--folder", required=True)
-    parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--page", type=int, default=1000)
     parser.add_argument("--tls", nargs=2, metavar=("CERTIFICATE", "KEY"))
     options = parser.parse_args()
     Handler.store, Handler.page = Store(options.folder), options.page
-    server = Listener(("127.0.0.1", options.port or free_port()), Handler)
+    server = Listener(("127.0.0.1", options.port), Handler)
     if options.tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(*options.tls)
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
-    print(server.server_address[1], flush=True)
+    print("listening", flush=True)
     server.serve_forever()
 
 

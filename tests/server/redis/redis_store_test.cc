@@ -12,6 +12,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
 #include "tests/server/redis/redis_store_fixture.h"
+#include "tests/server/store/free_port.h"
 
 namespace ovq::redis::test {
 namespace {

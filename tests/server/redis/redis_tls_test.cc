@@ -11,6 +11,7 @@
 #include "server/redis/redis_connection.h"
 #include "server/redis/redis_store.h"
 #include "tests/server/redis/redis_store_fixture.h"
+#include "tests/server/store/free_port.h"
 
 namespace ovq::redis::test {
 namespace {

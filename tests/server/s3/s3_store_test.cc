@@ -12,6 +12,7 @@
 #include "absl/time/clock.h"
 #include "base/random.h"
 #include "tests/server/s3/s3_store_fixture.h"
+#include "tests/server/store/free_port.h"
 #include "tests/server/store/redis_process.h"
 
 namespace ovq::s3::test {

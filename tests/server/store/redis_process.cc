@@ -10,17 +10,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <filesystem>
-#include <fstream>
-#include <random>
 #include <system_error>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "absl/time/clock.h"
+#include "tests/server/store/free_port.h"
 
 namespace ovq::store::test {
 namespace {
@@ -31,24 +29,6 @@ sockaddr_in Loopback(int port) {
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   return address;
-}
-
-// Returns a socket that is bound to a free port, one that no outgoing connection is given: a server
-// that is started again at its port would find such a connection there.
-int BoundSocket(int& port) {
-  constexpr int kLowest = 10240;
-  int first_outgoing = 0;
-  std::ifstream("/proc/sys/net/ipv4/ip_local_port_range") >> first_outgoing;
-  std::uniform_int_distribution<int> some(kLowest, std::max(first_outgoing, 2 * kLowest) - 1);
-  std::random_device random;
-  const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-  sockaddr_in address = {};
-  do {
-    port = some(random);
-    address = Loopback(port);
-  } while (bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0 &&
-           errno == EADDRINUSE);
-  return fd;
 }
 
 bool SendWhole(int fd, const char* bytes, size_t size) {
@@ -62,12 +42,6 @@ bool SendWhole(int fd, const char* bytes, size_t size) {
 }
 
 }  // namespace
-
-int FreePort() {
-  int port = 0;
-  close(BoundSocket(port));
-  return port;
-}
 
 RedisProcess::RedisProcess(std::vector<std::string> flags)
     : port_(FreePort()),
@@ -129,8 +103,10 @@ redis::Reply RedisProcess::Run(redis::Command command) {
   return reply.ok() ? *std::move(reply) : redis::Reply();
 }
 
-RedisProxy::RedisProxy(int to_port) : to_port_(to_port) {
-  listener_ = BoundSocket(port_);
+RedisProxy::RedisProxy(int to_port) : to_port_(to_port), port_(FreePort()) {
+  listener_ = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  const sockaddr_in address = Loopback(port_);
+  EXPECT_EQ(bind(listener_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)), 0);
   EXPECT_EQ(listen(listener_, 64), 0);
   thread_ = std::thread([this] { Serve(); });
 }

@@ -15,9 +15,6 @@ namespace ovq::store::test {
 
 inline constexpr char kRedisServer[] = "/usr/bin/redis-server";
 
-// Returns a port of the loopback that nobody listens on.
-int FreePort();
-
 class RedisProcess {
  public:
   // Starts one that keeps every write (appendonly, fsync always) in a folder of its own.
@@ -62,7 +59,8 @@ class RedisProxy {
   void Pass(int client);
 
   const int to_port_;
-  int port_ = 0, listener_ = -1;
+  const int port_;
+  int listener_ = -1;
   std::atomic<bool> ending_ = false, frozen_ = false, holds_ = false;
   std::atomic<int> to_lose_ = 0, to_hold_ = 0;
   std::string word_;

@@ -7,13 +7,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <filesystem>
 
 #include "absl/strings/str_cat.h"
 #include "base/random.h"
 #include "server/http_client/client_connection.h"
 #include "tests/folders.h"
+#include "tests/server/store/free_port.h"
 
 namespace ovq::store::test {
 namespace {
@@ -25,7 +25,8 @@ SteadyTime Soon() { return After(std::chrono::steady_clock::now(), kPatience); }
 }  // namespace
 
 S3Process::S3Process(std::vector<std::string> flags)
-    : folder_(absl::StrCat(testing::TempDir(), "/objects", UnguessableHex())),
+    : port_(FreePort()),
+      folder_(absl::StrCat(testing::TempDir(), "/objects", UnguessableHex())),
       flags_(std::move(flags)) {
   std::filesystem::create_directories(folder_);
   Start();
@@ -85,8 +86,7 @@ void S3Process::Start() {
   char byte = 0;
   while (read(out[0], &byte, 1) == 1 && byte != '\n') line += byte;
   close(out[0]);
-  port_ = std::atoi(line.c_str());
-  ASSERT_GT(port_, 0) << "the tests' object store did not start: " << line;
+  ASSERT_EQ(line, "listening") << "the tests' object store did not start";
 }
 
 void S3Process::Kill() {

@@ -31,9 +31,9 @@ class S3Process {
   void Start();  // again, with what it has kept
 
  private:
+  const int port_;
   const std::string folder_;
   const std::vector<std::string> flags_;
-  int port_ = 0;
   pid_t process_ = 0;
   std::unique_ptr<s3::S3Client> client_;
 };
