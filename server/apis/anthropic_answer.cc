@@ -63,7 +63,7 @@ class MessageAnswer final : public AnswerWriter {
     } else if (status.ok()) {
       Append({{"type", "message_stop"}}, out);
     } else {
-      Append(ErrorObject(ToOpenAiError(status, OpenAiApi::kMessages)), out);
+      Append(ErrorObject(ToOpenAiError(status, {.api = OpenAiApi::kMessages})), out);
     }
   }
 

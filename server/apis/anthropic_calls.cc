@@ -9,24 +9,15 @@
 #include "server/http/http_errors.h"
 
 namespace ovq::server {
-namespace {
-
-absl::Status InTheirs(const absl::Status& status) {
-  return ToOpenAiError(status, OpenAiApi::kMessages);
-}
-
-}  // namespace
-
 absl::Status ServeMessages(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   const ModelNames& names = call->services().description.names;
   ASSIGN_OR_RETURN(const OpenAiRequest request, ReadMessagesRequest(body, names, /*counts=*/false));
   call->SetSessionKey(request.session_key);
-  StartGeneration(
-      call, MakeMessageAnswer(request.stream, names.front()), request.message,
-      {.translate_error = [field = request.constraint_field](const absl::Status& status) {
-        return ToOpenAiError(status, OpenAiApi::kMessages, "prompt", field);
-      }});
+  StartGeneration(call, MakeMessageAnswer(request.stream, names.front()), request.message,
+                  {.translate_error = [fields = NamesOf(request)](const absl::Status& status) {
+                    return ToOpenAiError(status, fields);
+                  }});
   return absl::OkStatus();
 }
 
@@ -37,7 +28,7 @@ absl::Status ServeCountTokens(const HttpCallPtr& call, const PathWords&) {
   v1::ApplyTemplateRequest apply;
   *apply.mutable_conversation() = request.message.prompt().conversation();
   const absl::StatusOr<v1::ApplyTemplateResponse> text = ApplyTemplate(call->record(), apply);
-  if (!text.ok()) return InTheirs(text.status());
+  if (!text.ok()) return ToOpenAiError(text.status(), NamesOf(request));
   v1::TokenizeRequest tokenize;
   tokenize.set_text(text->text());
   ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->record(), tokenize));

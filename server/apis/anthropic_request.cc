@@ -20,8 +20,10 @@ namespace {
 // the text that comes with them.
 class BlockReader {
  public:
-  BlockReader(BodyFields& fields, const std::string& role, v1::Conversation& to)
-      : fields_(fields), role_(role), to_(to) {
+  // place: of the message whose blocks these are. places: of to's messages.
+  BlockReader(BodyFields& fields, const std::string& role, const std::string& place,
+              v1::Conversation& to, std::vector<MessagePlace>& places)
+      : fields_(fields), role_(role), place_{.field = place}, to_(to), places_(places) {
     message_.set_role(role);
   }
 
@@ -35,7 +37,9 @@ class BlockReader {
       Block(absl::StrCat("content[", i, "]"), content[i]);
     }
     const bool only_results = has_results_ && message_.content().empty();
-    if (!only_results) *to_.add_messages() = std::move(message_);
+    if (only_results) return;
+    *to_.add_messages() = std::move(message_);
+    places_.push_back(std::move(place_));
   }
 
  private:
@@ -52,6 +56,7 @@ class BlockReader {
       inner.Skip("signature");
     } else if (type == "tool_use" && role_ == "assistant") {
       v1::ToolCall& call = *message_.add_tool_calls();
+      place_.calls.push_back(fields_.Path(path));
       call.set_id(inner.Text("id").value_or(""));
       call.set_name(inner.Text("name").value_or(""));
       const Json* const input = inner.Any("input");
@@ -62,6 +67,7 @@ class BlockReader {
       const Json* const content = inner.Any("content");
       const std::string text = content != nullptr ? ReadContent(inner, "content", *content) : "";
       AddMessage("tool", text, to_).set_tool_call_id(inner.Text("tool_use_id").value_or(""));
+      places_.push_back({.field = fields_.Path(path)});
       (void)inner.Bool("is_error");
     } else {
       return fields_.Fail(
@@ -74,7 +80,9 @@ class BlockReader {
 
   BodyFields& fields_;
   const std::string& role_;
+  MessagePlace place_;
   v1::Conversation& to_;
+  std::vector<MessagePlace>& places_;
   v1::ChatMessage message_;
   bool has_results_ = false;
 };
@@ -110,8 +118,10 @@ void ReadSystemField(BodyFields& fields, v1::Conversation& to) {
 }
 
 // counts: the request asks for no answer, so it may end with one.
-void ReadHistory(BodyFields& fields, bool counts, v1::Conversation& to) {
+void ReadHistory(BodyFields& fields, bool counts, v1::Conversation& to,
+                 std::vector<MessagePlace>& places) {
   ReadSystemField(fields, to);
+  if (to.messages_size() > 0) places.push_back({.field = "system"});
   const Json* const messages = fields.Any("messages");
   if (messages == nullptr) return;
   if (!messages->is_array()) return fields.Expected("messages", "a list of messages", *messages);
@@ -124,11 +134,14 @@ void ReadHistory(BodyFields& fields, bool counts, v1::Conversation& to) {
     const Json* const content = inner.Any("content");
     if (role == "system") {
       inner.Skip("output_config");  // the request's own counts
-      if (content != nullptr) AddMessage("system", ReadContent(inner, "content", *content), to);
+      if (content != nullptr) {
+        AddMessage("system", ReadContent(inner, "content", *content), to);
+        places.push_back({.field = path});
+      }
     } else if (role != "user" && role != "assistant") {
       fields.Fail(engine::BadField(path + ".role", "user, assistant or system", Quoted(role)));
     } else if (content != nullptr) {
-      BlockReader(inner, role, to).Read(*content);
+      BlockReader(inner, role, path, to, places).Read(*content);
     }
     fields.Fail(inner.Finish());
     if (!counts && role == "assistant" && i + 1 == messages->size()) {
@@ -254,7 +267,7 @@ absl::StatusOr<OpenAiRequest> ReadMessagesRequest(const Json& body, const ModelN
   message.mutable_prompt()->set_cacheable(true);
   message.mutable_output()->set_parts(true);
   ReadModel(fields, model);
-  ReadHistory(fields, counts, conversation);
+  ReadHistory(fields, counts, conversation, request.places);
   ReadTools(fields, conversation);
   ReadToolChoice(fields, message);
   const std::string effort = ReadOutputConfig(fields, request), thinking = ReadThinking(fields);

@@ -44,9 +44,9 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
   }
 
   absl::Status Translated(const absl::Status& status, size_t p) const {
-    const bool several = request_.prompts.size() > 1;
-    return ToOpenAiError(status, request_.api, several ? absl::StrCat("prompt[", p, "]") : "prompt",
-                         request_.constraint_field);
+    FieldNames names = NamesOf(request_);
+    if (request_.prompts.size() > 1) names.prompt = absl::StrCat("prompt[", p, "]");
+    return ToOpenAiError(status, names);
   }
 
   // Gets the ids of a prompt whose tokens are shown, and takes memory for them.

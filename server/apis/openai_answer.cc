@@ -84,7 +84,7 @@ void AnswerChunks::Append(int index, const Json& members, const AnswerUsage& usa
 
 void AnswerChunks::End(const absl::Status& status, const AnswerUsage& usage,
                        std::string& out) const {
-  if (!status.ok()) return AppendEvent(ErrorBody(ToOpenAiError(status, api_)), out);
+  if (!status.ok()) return AppendEvent(ErrorBody(ToOpenAiError(status, {.api = api_})), out);
   if (include_usage_) {
     AppendEvent(absl::StrCat(head_, ",\"choices\":[],\"usage\":", Dump(usage.ToJson()), "}"), out);
   }

@@ -73,8 +73,8 @@ absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, ReadChat(body, Names(call)));
   call->SetSessionKey(request.session_key);
-  const auto in_theirs = [field = request.constraint_field](const absl::Status& status) {
-    return ToOpenAiError(status, OpenAiApi::kChat, "prompt", field);
+  const auto in_theirs = [fields = NamesOf(request)](const absl::Status& status) {
+    return ToOpenAiError(status, fields);
   };
   const v1::GenerateRequest message = request.message;
   auto writer =
@@ -111,7 +111,7 @@ absl::Status ServeTokenize(const HttpCallPtr& call, const PathWords&) {
     v1::ApplyTemplateRequest apply;
     *apply.mutable_conversation() = std::move(conversation);
     absl::StatusOr<v1::ApplyTemplateResponse> applied = ApplyTemplate(call->record(), apply);
-    if (!applied.ok()) return ToOpenAiError(applied.status(), OpenAiApi::kChat);
+    if (!applied.ok()) return ToOpenAiError(applied.status(), {.api = OpenAiApi::kChat});
     request.set_text(std::move(*applied->mutable_text()));
   }
   const absl::StatusOr<v1::TokenizeResponse> tokens = Tokenize(call->record(), request);

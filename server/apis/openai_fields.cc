@@ -154,6 +154,38 @@ std::string ConstraintField(OpenAiApi api) {
   return api == OpenAiApi::kMessages ? "output_config.format" : "response_format";
 }
 
+// The request's name of a field of a conversation's message, such as "messages[1].role".
+std::string InTheirMessage(absl::string_view field, const FieldNames& names) {
+  const auto place_of = [&](size_t i) {
+    return i < names.messages.size() ? names.messages[i]
+                                     : MessagePlace{.field = absl::StrCat("messages[", i, "]")};
+  };
+  const auto index = [&field](absl::string_view list) {
+    size_t i = 0;
+    absl::string_view rest = field;
+    if (!absl::ConsumePrefix(&rest, list)) return std::optional<size_t>();
+    const size_t end = rest.find(']');
+    if (end == rest.npos || !absl::SimpleAtoi(rest.substr(0, end), &i)) {
+      return std::optional<size_t>();
+    }
+    field = rest.substr(end + 1);
+    return std::optional<size_t>(i);
+  };
+  const MessagePlace place = place_of(index("messages[").value_or(0));
+  const std::optional<size_t> call = index(".tool_calls[");
+  if (call) {
+    const std::string theirs = *call < place.calls.size()
+                                   ? place.calls[*call]
+                                   : absl::StrCat(place.field, ".tool_calls[", *call, "]");
+    if (names.api == OpenAiApi::kChat && field == ".name") field = ".function.name";
+    if (names.api == OpenAiApi::kResponses && field == ".id") field = ".call_id";
+    return absl::StrCat(theirs, field);
+  }
+  if (names.api == OpenAiApi::kResponses && field == ".tool_call_id") field = ".call_id";
+  if (names.api == OpenAiApi::kMessages && field == ".tool_call_id") field = ".tool_use_id";
+  return absl::StrCat(place.field, field);
+}
+
 }  // namespace
 
 absl::Status RenameField(const absl::Status& status, absl::string_view ours,
@@ -168,14 +200,21 @@ absl::Status RenameField(const absl::Status& status, absl::string_view ours,
   return engine::WithLogText(engine::WithFacts(in_theirs, facts), engine::LogText(status));
 }
 
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std::string& prompt,
-                           const std::string& constraint) {
+absl::Status ToOpenAiError(const absl::Status& status, const FieldNames& names) {
+  const OpenAiApi api = names.api;
   const engine::ErrorFacts facts = engine::GetErrorFacts(status);
-  const std::string form = constraint.empty() ? ConstraintField(api) : constraint;
+  absl::string_view of_message = facts.field;
+  (void)absl::ConsumePrefix(&of_message, "prompt.");
+  if (absl::ConsumePrefix(&of_message, "conversation.") &&
+      absl::StartsWith(of_message, "messages[")) {
+    return RenameField(status, facts.field, InTheirMessage(of_message, names), api);
+  }
+  const std::string form = names.constraint.empty() ? ConstraintField(api) : names.constraint;
+  const char* const prompt = names.prompt.c_str();
   // A constraint has one field here, whatever its kind.
   const bool of_constraint = absl::StartsWith(facts.field, "sampling.constraint");
   const std::string ours_of_constraint = of_constraint ? facts.field : "sampling.constraint";
-  const std::array<std::pair<const char*, const char*>, 20> names = {{
+  const std::array<std::pair<const char*, const char*>, 20> renamed = {{
       {ours_of_constraint.c_str(), form.c_str()},
       {"prompt.conversation.tools_json", "tools"},
       {"prompt.conversation.tool_name", "tool_choice"},
@@ -187,17 +226,17 @@ absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api, const std:
       {"conversation.template_args_json", "chat_template_kwargs"},
       {"conversation.tools_json", "tools"},
       {"conversation", "messages"},
-      {"prompt.text", prompt.c_str()},
-      {"prompt.token_ids.ids", prompt.c_str()},
+      {"prompt.text", prompt},
+      {"prompt.token_ids.ids", prompt},
       {"stop.stop_strings", "stop"},
       {"stop.", ""},
       {"sampling.", ""},
       {"output.top_logprobs", "logprobs"},
       {"top_logprobs", "logprobs"},
       {"output.", ""},
-      {"prompt", prompt.c_str()},
+      {"prompt", prompt},
   }};
-  for (auto [ours, theirs] : names) {
+  for (auto [ours, theirs] : renamed) {
     if (!absl::StartsWith(facts.field, ours)) continue;
     const bool chat = api != OpenAiApi::kCompletions;
     if (chat && absl::EndsWith(ours, "top_logprobs")) theirs = "top_logprobs";

@@ -23,6 +23,12 @@ inline constexpr int64_t kMaxPrompts = 256;  // of one completion
 
 enum class OpenAiApi : uint8_t { kCompletions, kChat, kResponses, kMessages };
 
+// Where a message of a conversation stands in a request.
+struct MessagePlace {
+  std::string field;                    // such as "input[3]" or "instructions"
+  std::vector<std::string> calls = {};  // of each of its tool calls
+};
+
 struct OpenAiRequest {
   OpenAiApi api = OpenAiApi::kCompletions;
   v1::GenerateRequest message;
@@ -35,6 +41,8 @@ struct OpenAiRequest {
   bool continuous_usage = false;  // in every chunk
   std::string session_key = {};   // prompt_cache_key, by which balancers may route; may be empty
   std::string constraint_field = {};  // the field that asks for the message's constraint
+  // Of the messages of `message`'s conversation; empty where they are those of "messages".
+  std::vector<MessagePlace> places = {};
 
   // Choices of the answer for a prompt; the engine refuses more than kMaxCompletions.
   size_t choices() const {
@@ -60,10 +68,17 @@ void SkipHints(BodyFields& fields, OpenAiRequest& to);
 // begin. An error of another field stays as it is.
 absl::Status RenameField(const absl::Status& status, absl::string_view ours,
                          absl::string_view theirs, OpenAiApi api = OpenAiApi::kCompletions);
-// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p". prompt:
-// the name of the prompt that it is of. constraint: OpenAiRequest::constraint_field.
-absl::Status ToOpenAiError(const absl::Status& status, OpenAiApi api,
-                           const std::string& prompt = "prompt",
-                           const std::string& constraint = "");
+// A request's own names of what the engine has names for.
+struct FieldNames {
+  OpenAiApi api = OpenAiApi::kCompletions;
+  std::string constraint = {};              // OpenAiRequest::constraint_field
+  std::vector<MessagePlace> messages = {};  // OpenAiRequest::places
+  std::string prompt = "prompt";
+};
+inline FieldNames NamesOf(const OpenAiRequest& request) {
+  return {request.api, request.constraint_field, request.places};
+}
+// An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".
+absl::Status ToOpenAiError(const absl::Status& status, const FieldNames& names);
 
 }  // namespace ovq::server

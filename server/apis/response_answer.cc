@@ -58,7 +58,7 @@ void ResponseAnswer::End(const absl::Status& status, std::string& out) {
     const bool whole = status_ == std::string_view("completed");
     Append(whole ? "response.completed" : "response.incomplete", {{"response", Response()}}, out);
   } else {
-    Json error = ErrorObject(ToOpenAiError(status, OpenAiApi::kResponses));
+    Json error = ErrorObject(ToOpenAiError(status, {.api = OpenAiApi::kResponses}));
     for (const char* name : {"code", "message", "param"}) error[name] = error["error"][name];
     Append("error", std::move(error), out);
   }

@@ -35,7 +35,8 @@ constexpr char kInputItemPrefix[] = "item_";  // of an item of the input without
 // NewText renders the known messages only to cut their text off again, so their content does not
 // matter, and neither server nor client has to keep or send them. Where results of tools follow,
 // the answer has the calls that they name.
-void StandInForKnown(v1::Conversation& conversation) {
+void StandInForKnown(OpenAiRequest& request) {
+  v1::Conversation& conversation = *request.message.mutable_prompt()->mutable_conversation();
   v1::Conversation whole;
   AddMessage("user", "x", whole);
   v1::ChatMessage& answer = AddMessage("assistant", "x", whole);
@@ -49,6 +50,7 @@ void StandInForKnown(v1::Conversation& conversation) {
   whole.set_known(2);
   whole.MergeFrom(conversation);
   conversation.Swap(&whole);
+  request.places.insert(request.places.begin(), 2, {.field = "previous_response_id"});
 }
 
 // The text that is kept with a stored response: a line with the digests of the instructions and of
@@ -162,7 +164,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
     call_->services().blocking.Run(call_->record().client(), [self = shared_from_this(), session] {
       if (session.ok()) {
         if (session->position() > 0) {
-          StandInForKnown(*self->request_.message.mutable_prompt()->mutable_conversation());
+          StandInForKnown(self->request_);
         }
         return self->Run(session->session_id());
       }
@@ -181,8 +183,8 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
         call_->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
     GenerationHooks hooks = {
         .translate_error =
-            [field = request_.constraint_field](const absl::Status& status) {
-              return ToOpenAiError(status, OpenAiApi::kResponses, "prompt", field);
+            [fields = NamesOf(request_)](const absl::Status& status) {
+              return ToOpenAiError(status, fields);
             },
         .ended = [self = shared_from_this(), &answer = *answer](
                      const absl::Status& status) { return self->Ended(status, answer); }};

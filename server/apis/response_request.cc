@@ -22,10 +22,22 @@ constexpr std::string_view kResponsePrefix = "resp_";
 // reasoning, text and calls are items of their own.
 class ItemReader {
  public:
-  ItemReader(BodyFields& fields, const FindItem& find, v1::Conversation& to)
-      : fields_(fields), find_(find), to_(to) {}
+  // places: of to's messages, those that are there included.
+  ItemReader(BodyFields& fields, const FindItem& find, v1::Conversation& to,
+             std::vector<MessagePlace>& places)
+      : fields_(fields), find_(find), to_(to), places_(places) {}
 
   void Read(const std::string& path, const Json& item) {
+    ReadItem(path, item);
+    const auto n_messages = static_cast<size_t>(to_.messages_size());
+    if (places_.size() < n_messages) places_.resize(n_messages, {.field = path});
+    if (n_messages == 0) return;
+    const auto n_calls = static_cast<size_t>(to_.messages().rbegin()->tool_calls_size());
+    if (places_.back().calls.size() < n_calls) places_.back().calls.resize(n_calls, path);
+  }
+
+ private:
+  void ReadItem(const std::string& path, const Json& item) {
     if (!item.is_object()) return fields_.Expected(path, "an object with type or role", item);
     const Json given = item.value("type", Json());
     const std::string type = given.is_string() ? given.get<std::string>() : "message";
@@ -53,7 +65,6 @@ class ItemReader {
     fields_.Fail(inner.Finish());
   }
 
- private:
   // The message of the answer that goes on, or a new one.
   v1::ChatMessage& Answer(bool has_text) {
     const int n = to_.messages_size();
@@ -133,21 +144,26 @@ class ItemReader {
     const absl::StatusOr<Json> item = find_(id);
     if (absl::IsNotFound(item.status())) return fields_.Fail(NoResponse(field, nullptr));
     if (!item.ok()) return fields_.Fail(item.status());
-    Read(path, *item);
+    ReadItem(path, *item);
   }
 
   BodyFields& fields_;
   const FindItem& find_;
   v1::Conversation& to_;
+  std::vector<MessagePlace>& places_;
   std::string reasoning_;  // of the answer that comes next
 };
 
-void ReadInput(BodyFields& fields, const FindItem& find, v1::Conversation& to) {
+void ReadInput(BodyFields& fields, const FindItem& find, v1::Conversation& to,
+               std::vector<MessagePlace>& places) {
   const Json* const input = fields.Any("input");
   if (input == nullptr) return fields.Fail(engine::BadField("input", "a text or items", "none"));
-  if (input->is_string()) return void(AddMessage("user", input->get<std::string>(), to));
+  if (input->is_string()) {
+    AddMessage("user", input->get<std::string>(), to);
+    return places.push_back({.field = "input"});
+  }
   if (!input->is_array()) return fields.Expected("input", "a text or a list of items", *input);
-  ItemReader reader(fields, find, to);
+  ItemReader reader(fields, find, to, places);
   for (size_t i = 0; i < input->size() && fields.ok(); ++i) {
     reader.Read(absl::StrCat("input[", i, "]"), (*input)[i]);
   }
@@ -268,8 +284,9 @@ absl::StatusOr<ResponseRequest> ReadResponse(const Json& body, const ModelNames&
     }
   } else if (request.instructions && !request.instructions->empty()) {
     AddMessage("system", *request.instructions, conversation);
+    request.places.push_back({.field = "instructions"});
   }
-  ReadInput(fields, find, conversation);
+  ReadInput(fields, find, conversation, request.places);
   ReadTools(fields, /*flat=*/true, message);
   ReadTemplateArgs(fields, ReadEffort(fields, request.summarizes), conversation);
   ReadSampling(fields, message);

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "server/apis/anthropic_request.h"
 #include "server/apis/response_request.h"
 #include "server/engine/common/error_facts.h"
 #include "server/http/http_errors.h"
@@ -202,7 +203,8 @@ TEST(OpenAiRequests, FieldsAreRenamedWithTheirMessages) {
 
 TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
   const auto in_words = [](const char* field, OpenAiApi api) {
-    const absl::Status status = ToOpenAiError(engine::BadField(field, "something", "nothing"), api);
+    const absl::Status status =
+        ToOpenAiError(engine::BadField(field, "something", "nothing"), {.api = api});
     EXPECT_THAT(std::string(status.message()),
                 testing::StartsWith(engine::GetErrorFacts(status).field + ":"));
     return engine::GetErrorFacts(status).field;
@@ -211,7 +213,53 @@ TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
   EXPECT_EQ(in_words("output.top_logprobs", OpenAiApi::kCompletions), "logprobs");
   EXPECT_EQ(in_words("output.top_logprobs", OpenAiApi::kChat), "top_logprobs");
   EXPECT_EQ(in_words("prompt.conversation.messages[3].role", OpenAiApi::kChat), "messages[3].role");
+  EXPECT_EQ(in_words("prompt.conversation.messages[3].tool_calls[1].name", OpenAiApi::kChat),
+            "messages[3].tool_calls[1].function.name");
+  EXPECT_EQ(in_words("conversation.messages", OpenAiApi::kChat), "messages");
   EXPECT_EQ(in_words("stop.stop_strings[2]", OpenAiApi::kChat), "stop[2]");
+}
+
+TEST(OpenAiRequests, ErrorsNameItemsOfResponsesByTheirPlace) {
+  const Json body = {{"instructions", "Be brief."}, {"input", Json::parse(R"([
+      {"role": "user", "content": "x"},
+      {"type": "reasoning", "summary": [{"text": "hm"}]},
+      {"type": "function_call", "name": "a", "call_id": "1", "arguments": "{}"},
+      {"type": "function_call", "name": "b", "call_id": "2", "arguments": "{}"},
+      {"type": "function_call_output", "call_id": "1", "output": "y"}])")}};
+  const auto request = ReadResponse(body, {"m"}, nullptr);
+  ASSERT_TRUE(request.ok()) << request.status();
+  const auto field = [&](const char* ours) {
+    const absl::Status status =
+        engine::BadField(absl::StrCat("prompt.conversation.", ours), "a", 1);
+    return engine::GetErrorFacts(ToOpenAiError(status, NamesOf(*request))).field;
+  };
+  EXPECT_EQ(field("messages[0].content"), "instructions.content");
+  EXPECT_EQ(field("messages[1].role"), "input[0].role");
+  EXPECT_EQ(field("messages[2].tool_calls"), "input[2].tool_calls");
+  EXPECT_EQ(field("messages[2].tool_calls[1].name"), "input[3].name");
+  EXPECT_EQ(field("messages[2].tool_calls[0].id"), "input[2].call_id");
+  EXPECT_EQ(field("messages[3].tool_call_id"), "input[4].call_id");
+  EXPECT_EQ(field("messages"), "input");
+}
+
+TEST(OpenAiRequests, ErrorsNameBlocksOfAnthropicsMessagesByTheirPlace) {
+  const Json body = Json::parse(R"({"max_tokens": 1, "system": "Be brief.", "messages": [
+      {"role": "user", "content": "x"},
+      {"role": "assistant", "content": [{"type": "text", "text": "y"},
+                                        {"type": "tool_use", "id": "1", "name": "a", "input": {}}]},
+      {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": "z"},
+                                   {"type": "text", "text": "and"}]}]})");
+  const auto request = ReadMessagesRequest(body, {"m"}, /*counts=*/false);
+  ASSERT_TRUE(request.ok()) << request.status();
+  const auto field = [&](const char* ours) {
+    const absl::Status status = engine::BadField(absl::StrCat("conversation.", ours), "a", 1);
+    return engine::GetErrorFacts(ToOpenAiError(status, NamesOf(*request))).field;
+  };
+  EXPECT_EQ(field("messages[0].role"), "system.role");
+  EXPECT_EQ(field("messages[1].role"), "messages[0].role");
+  EXPECT_EQ(field("messages[2].tool_calls[0].name"), "messages[1].content[1].name");
+  EXPECT_EQ(field("messages[3].tool_call_id"), "messages[2].content[0].tool_use_id");
+  EXPECT_EQ(field("messages[4].role"), "messages[2].role");
 }
 
 TEST(HttpErrors, StatusesAndHeaders) {
