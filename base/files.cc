@@ -1,6 +1,7 @@
 #include "base/files.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -53,14 +54,35 @@ absl::Status FlushStdout() {
   return absl::DataLossError("stdout: some of the output could not be written");
 }
 
+namespace {
+
+// The file that is written first. A device or pipe (/dev/stdout) cannot be replaced by a rename.
+std::string PartOf(const std::string& path) {
+  return path.starts_with("/dev/") ? path : path + ".part";
+}
+
+}  // namespace
+
 absl::Status WriteFile(const std::string& path, std::string_view text) {
-  // A device or pipe (/dev/stdout) cannot be replaced by a rename.
-  const std::string part = path.starts_with("/dev/") ? path : path + ".part";
+  const std::string part = PartOf(path);
   File file(std::fopen(part.c_str(), "wbe"), std::fclose);
   if (file == nullptr) return LastError(part);
   const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
   if (!written || std::fclose(file.release()) != 0) return LastError(part);
   if (part != path && std::rename(part.c_str(), path.c_str()) != 0) return LastError(path);
+  return absl::OkStatus();
+}
+
+absl::Status CheckWritable(const std::string& path) {
+  const std::string part = PartOf(path);
+  struct stat found;
+  if (stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) {
+    errno = EISDIR;
+    return LastError(path);
+  }
+  const File file(std::fopen(part.c_str(), "abe"), std::fclose);
+  if (file == nullptr) return LastError(part);
+  if (part != path) (void)unlink(part.c_str());
   return absl::OkStatus();
 }
 

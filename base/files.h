@@ -31,5 +31,7 @@ absl::Status FlushStdout();
 
 // Creates or replaces the file, which appears under its name only once it is complete.
 absl::Status WriteFile(const std::string& path, std::string_view text);
+// The error that WriteFile would have now. Leaves no file.
+absl::Status CheckWritable(const std::string& path);
 
 }  // namespace ovq

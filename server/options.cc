@@ -501,13 +501,13 @@ absl::Status CheckSessionStorage(const Options& options) {
         "go, got none");
   }
   RETURN_IF_ERROR(CheckStoreOptions(options));
+  if (!options.session_sync_always && options.session_dir.empty()) {
+    return Bad("--session-sync=interval: expected --session-dir with it, got none");
+  }
   if (!options.shares_sessions()) return absl::OkStatus();
   if (!options.session_dir.empty()) {
     return Bad("--session-store: expected no --session-dir with it, got '", options.session_dir,
                "'; sessions are in one place");
-  }
-  if (!options.session_sync_always) {
-    return Bad("--session-sync=interval: expected --session-dir with it, got --session-store");
   }
   return absl::OkStatus();
 }

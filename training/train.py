@@ -221,6 +221,9 @@ def make_model(config, args):
 
 def make_source(recipe, args, config):
     fields = recipe.get("task", {"name": "python_files"})
+    for name in ("variety", "widen"):
+        if getattr(args, name) is not None and fields.get("name") in ("conversations", *CORPORA):
+            raise ValueError(f"--{name}: expected a task that has it, not {fields['name']}")
     if fields.get("name") == "conversations":
         return make_conversation_source(fields, args, config)
     is_corpus = fields.get("name") in tuple(CORPORA)  # whatever the name is
@@ -430,8 +433,18 @@ class Trainer:
             self.position_from = (end, self.clock)
             print(f"step {self.step}  {100 * right:.1f}% predicted right: the next phase begins", flush=True)
 
+    def check_finite(self):
+        """Raises once a loss since the last line, or a weight, is not finite: no step mends that, and no checkpoint gets it."""
+        losses = [float(bits) for bits, _, _ in self.recent]
+        wrong = [f"the loss is {bits}" for bits in losses if not math.isfinite(bits)]
+        wrong += [f"{name} is not finite" for name, weights in self.model.named_parameters() if not weights.isfinite().all()]
+        if wrong:
+            raise ValueError(f"step {self.step}: {wrong[0]}; try a lower --lr or --grad-clip: --resume goes on from the last "
+                             "checkpoint of --run, if there is one")
+
     def save(self):
         """Replaces the checkpoint atomically: after a crash the old or the new one exists."""
+        self.check_finite()
         path = os.path.join(self.args.run, CHECKPOINT)
         torch.save({"config": config_to_dict(self.config), "model": self.model.state_dict(),
                     "optimizer": self.optimizer.state_dict(), "source": self.source.state(),
@@ -524,6 +537,7 @@ class Trainer:
                 self.first_sign(now - begin)
                 told = True
             if self.step % self.args.log_steps == 0 or self.ended:
+                self.check_finite()
                 speed = (self.tokens - recent_tokens) / (self.seconds - recent_seconds)
                 bits, right = (float(sum(step[i] for step in self.recent) / len(self.recent)) for i in (0, 1))
                 self.report(bits, right, speed)

@@ -92,6 +92,9 @@ absl::StatusOr<AdminOptions> ParseOptions(const std::vector<std::string>& args) 
   if (options.command.empty()) {
     return absl::InvalidArgumentError("expected a command: status, sessions, drain or delete");
   }
+  if (options.json && options.command != "status" && options.command != "sessions") {
+    return absl::InvalidArgumentError("--json: expected status or sessions with it");
+  }
   if ((options.command == "delete") == options.session_id.empty()) {
     return absl::InvalidArgumentError(options.session_id.empty()
                                           ? "delete: expected a session's id, got none"

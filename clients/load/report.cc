@@ -210,6 +210,17 @@ std::string CsvReport(const Result& result) {
   return out;
 }
 
+absl::Status CheckReportFiles(const OutputOptions& output) {
+  for (const auto& [flag, file] : {std::pair("--output-json: ", &output.json),
+                                   {"--output-csv: ", &output.csv},
+                                   {"--output-html: ", &output.html}}) {
+    if (file->empty()) continue;
+    const absl::Status status = CheckWritable(*file);
+    if (!status.ok()) return absl::Status(status.code(), absl::StrCat(flag, status.message()));
+  }
+  return absl::OkStatus();
+}
+
 absl::Status WriteReports(const Result& result) {
   const OutputOptions& output = result.options.output;
   for (const auto& [file, make] : {std::pair(output.json, &JsonReport),

@@ -50,6 +50,8 @@ std::string JsonReport(const Result& result);
 std::string CsvReport(const Result& result);   // one row for each request
 std::string HtmlReport(const Result& result);  // self-contained
 
+// An error that names the first flag whose report could not be written.
+absl::Status CheckReportFiles(const OutputOptions& output);
 // Writes the report files that the options name.
 absl::Status WriteReports(const Result& result);
 

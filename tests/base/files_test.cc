@@ -35,6 +35,15 @@ TEST_F(Files, ErrorsNameTheFile) {
   EXPECT_EQ(WriteFile("/no/such", "").message(), "/no/such.part: No such file or directory");
 }
 
+TEST_F(Files, WhetherOneCanBeWrittenIsKnownBefore) {
+  EXPECT_EQ(CheckWritable("/no/such").message(), "/no/such.part: No such file or directory");
+  EXPECT_EQ(CheckWritable("/tmp").message(), "/tmp: Is a directory");
+  EXPECT_TRUE(CheckWritable("/dev/null").ok());
+  EXPECT_TRUE(CheckWritable(path_).ok());
+  EXPECT_FALSE(std::filesystem::exists(path_));
+  EXPECT_FALSE(std::filesystem::exists(path_ + ".part"));
+}
+
 TEST_F(Files, APipeIsReadToItsEndOnlyWhereItMayBe) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   EXPECT_EQ(ReadFile(path_, 10).status().message(), path_ + ": not a regular file");

@@ -151,6 +151,9 @@ class Admin(unittest.TestCase):
         lines = run("ovq-admin", "sessions", "--json", *self.both).stdout.splitlines()
         self.assertEqual([json.loads(line)["session"]["session_id"] for line in lines], ids)
         # The server that has the session ends it; a session that no server has is an error.
+        refused = run("ovq-admin", "delete", ids[1], "--json", *self.both)
+        self.assertEqual((refused.returncode, refused.stderr),
+                         (2, "ovq-admin: --json: expected status or sessions with it\n"))
         gone = run("ovq-admin", "delete", ids[1], *self.both)
         self.assertEqual((gone.returncode, gone.stdout), (0, f"{self.addresses[1]} had it\n"))
         missing = run("ovq-admin", "delete", ids[1], *self.both)

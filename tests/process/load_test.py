@@ -301,6 +301,7 @@ class TinyServer(WithLoad):
                                (["--rate=x"], "--rate: expected a number"),
                                (["--tls-ca=/does/not/exist"], "--tls-ca: /does/not/exist"),
                                (["--token-file=/does/not/exist"], "--token-file: /does/not/exist"),
+                               (["--output-csv=/does/not/exist"], "--output-csv: /does/not/exist"),
                                (["--input-length=99999999"], "--input-length: expected")):
             _, stdout, stderr = self.load(*flags, expect=2)
             self.assertIn(message, stderr)

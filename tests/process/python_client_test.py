@@ -218,6 +218,8 @@ class PythonClient(WithServer):
         self.assertFalse(self.server.turns[1].HasField("sampling"))
         with self.client.chat(session_id=chat.session.session_id) as again:
             self.assertEqual(again.session.position, 17)
+        with self.client.chat(keep_tokens=True):
+            self.assertTrue(self.server.opens[-1].keep_tokens)
 
     def test_chat_cancel(self):
         with self.client.chat() as chat:

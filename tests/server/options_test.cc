@@ -427,6 +427,7 @@ TEST(Options, SessionsAreInOnePlace) {
   const std::string store = "--session-store=redis://cache";
   EXPECT_THAT(error({store, "--session-dir=s"}), HasSubstr("expected no --session-dir with it"));
   EXPECT_THAT(error({store, "--session-sync=interval"}), HasSubstr("expected --session-dir"));
+  EXPECT_THAT(error({"--session-sync=interval"}), HasSubstr("expected --session-dir with it"));
   EXPECT_THAT(error({store, "--session-lease=10ms"}), HasSubstr("--session-lease: expected"));
   EXPECT_THAT(error({store, "--session-store-replicas=-1"}), HasSubstr("expected a whole number"));
   EXPECT_THAT(error({store, "--session-store-ca=c"}),

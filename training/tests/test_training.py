@@ -5,6 +5,7 @@ They are one file because most tests run train.py and look at what the next prog
 import contextlib
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -488,6 +489,21 @@ class TrainingTest(unittest.TestCase):
         for reader in (model, decoder):
             self.assertTrue(torch.allclose(reader(share.inputs, None, share.places[:3]), chosen, atol=1e-5))
 
+    def test_weights_that_are_not_finite_end_the_run_and_do_not_replace_the_checkpoint(self):
+        self.train("run", "--last-step", "2")
+        with self.assertRaisesRegex(ValueError, r"step 4: the loss is (nan|inf); try a lower --lr"):
+            self.train("run", "--resume", "--lr", "1e38")
+        self.assertEqual(self.saved("run")["step"], 2)
+        with mock.patch.object(train.Trainer, "train_step", autospec=True, side_effect=self.lose_weights):
+            with self.assertRaisesRegex(ValueError, "step 3: .* is not finite; try a lower --lr"):
+                self.train("run", "--resume", "--last-step", "3")
+
+    @staticmethod
+    def lose_weights(trainer):
+        next(trainer.model.parameters()).data.fill_(math.nan)
+        trainer.step += 1
+        return torch.tensor(1.0), torch.tensor(0.0), 0.5
+
     def test_a_run_is_not_resumed_as_another(self):
         self.train("run")
         with self.assertRaisesRegex(ValueError, "with --ablation none, not linear_growth"):
@@ -530,6 +546,10 @@ class TrainingTest(unittest.TestCase):
                 (TaskError, r"task name: \[\]", ("--task", '{"name": []}'), {}),
                 (ValueError, "task: tokenizer: 5 is no path", (), {"task": {"name": "conversations", "tokenizer": 5}}),
                 (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
+                (ValueError, "--variety: expected a task that has it, not python_documents", ("--variety", "0.5"),
+                 {"task": {"name": "python_documents"}}),
+                (ValueError, "--widen: expected a task that has it, not conversations", ("--widen", "0.5"),
+                 {"task": {"name": "conversations", "tokenizer": TOKENIZER}}),
                 (TaskError, "^length: 5 is not", ("--phases", "40:0.5,5:0.5"), {"task": RECALL}),
                 (TaskError, "^length: 5 is not", ("--phases", "5-40:1"), {"task": RECALL}),
                 (ValueError, "task: agents: 2 is no share from 0 to 1", (),

@@ -105,6 +105,9 @@ int Run(Result result, Interrupts& interrupts) {
       return Fail(clients::kExitUsage, absl::StrCat("--trace: ", trace.status().message()));
     options.work.trace = *std::move(trace);
   }
+  if (const absl::Status files = CheckReportFiles(options.output); !files.ok()) {
+    return Fail(clients::kExitUsage, files.message());
+  }
   const absl::StatusOr<std::unique_ptr<GrpcCalls>> calls = GrpcCalls::Make(options);
   if (!calls.ok()) return Fail(clients::kExitUsage, calls.status().message());
   const absl::StatusOr<ModelFacts> model = (*calls)->GetModel();

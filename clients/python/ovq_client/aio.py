@@ -290,12 +290,14 @@ class AsyncClient(Connection):
         max_centroids: int | None = None,
         keep_session: bool | None = None,
         ttl: float | None = None,
+        keep_tokens: bool | None = None,
     ) -> AsyncChat:
         """Opens a conversation; use it in a `with` statement. A new session ends with it unless
-        keep_session is set. ttl: idle seconds after which a kept session is deleted."""
+        keep_session is set. ttl: idle seconds after which a kept session is deleted. keep_tokens: as
+        in create_session."""
         fields = {
             "session_id": session_id, "memory": memory, "max_centroids": max_centroids,
-            "keep_session": keep_session, "ttl": duration(ttl),
+            "keep_session": keep_session, "ttl": duration(ttl), "keep_tokens": keep_tokens,
         }
         key = session_key(session_id)
         return AsyncChat(self._stub, MESSAGES["ChatRequest"](open=fields), key, self._lock)
