@@ -27,7 +27,10 @@ struct Route {
   HttpHandler* handler;
   Lane lane = Lane::kWork;
   const char* shared_label = nullptr;  // of several patterns; null: the pattern
+  // Its query's parameters. Clients of the other APIs may send others, such as ?beta=true.
+  std::array<const char*, 3> query = {};
 
+  bool is_own() const { return std::string_view(pattern).starts_with("/ovq/"); }
   const char* label() const { return shared_label != nullptr ? shared_label : pattern; }
 };
 
@@ -44,9 +47,19 @@ constexpr std::array kRoutes = {
     Route{"DELETE", "/v1/responses/{}", &ServeResponseDelete},
     Route{"POST", "/tokenize", &ServeTokenize},
     Route{"POST", "/detokenize", &ServeDetokenize},
-    Route{"GET", "/ovq/v1/info", &ServeInfo, Lane::kQuick},
+    Route{"GET",
+          "/ovq/v1/info",
+          &ServeInfo,
+          Lane::kQuick,
+          nullptr,
+          {"positions", "max_centroids", "memory"}},
     Route{"GET", "/ovq/v1/status", &ServeStatus, Lane::kQuick},
-    Route{"GET", "/ovq/v1/sessions", &ServeSessions, Lane::kQuick},
+    Route{"GET",
+          "/ovq/v1/sessions",
+          &ServeSessions,
+          Lane::kQuick,
+          nullptr,
+          {"page_size", "page_token"}},
     Route{"POST", "/ovq/v1/sessions", &ServeCreate},
     Route{"GET", "/ovq/v1/sessions/{}", &ServeSession, Lane::kQuick},
     Route{"DELETE", "/ovq/v1/sessions/{}", &ServeDelete},
@@ -207,8 +220,9 @@ void HttpApi::Handle(std::shared_ptr<Exchange> exchange) {
   WorkQueue& queue = found.route->lane == Lane::kQuick ? services_.quick : services_.blocking;
   call->record().Begin(
       queue, call->request().body.size(),
-      [call, handler = found.route->handler, words = std::move(found.words)](absl::Status status) {
-        if (status.ok()) status = handler(call, words);
+      [call, route = found.route, words = std::move(found.words)](absl::Status status) {
+        if (status.ok() && route->is_own()) status = call->CheckQuery(route->query);
+        if (status.ok()) status = route->handler(call, words);
         if (!status.ok()) call->Fail(status);
       });
 }

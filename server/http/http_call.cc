@@ -1,10 +1,12 @@
 #include "server/http/http_call.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
 #include "base/status_macros.h"
 #include "base/text.h"
 #include "server/calls/convert.h"
@@ -55,22 +57,48 @@ std::string DecodeUrl(std::string_view text, bool plus_is_space) {
   return decoded;
 }
 
-std::optional<std::string> HttpCall::Query(std::string_view name) const {
-  std::string_view rest = query_;
-  while (!rest.empty()) {
-    const std::string_view pair = rest.substr(0, rest.find('&'));
-    rest.remove_prefix(std::min(rest.size(), pair.size() + 1));
-    const size_t equals = pair.find('=');
-    if (DecodeUrl(pair.substr(0, equals)) != name) continue;
-    return equals == std::string_view::npos ? "" : DecodeUrl(pair.substr(equals + 1));
+namespace {
+
+// Calls visit(name, value) with each parameter of a query, its name decoded, until that is true.
+template <class Visit>
+void VisitQuery(std::string_view query, Visit visit) {
+  while (!query.empty()) {
+    const std::string_view pair = query.substr(0, query.find('&'));
+    query.remove_prefix(std::min(query.size(), pair.size() + 1));
+    const size_t equals = std::min(pair.find('='), pair.size());
+    const std::string_view value = pair.substr(std::min(equals + 1, pair.size()));
+    if (!pair.empty() && visit(DecodeUrl(pair.substr(0, equals)), value)) return;
   }
-  return std::nullopt;
+}
+
+}  // namespace
+
+std::optional<std::string> HttpCall::Query(std::string_view name) const {
+  std::optional<std::string> found;
+  VisitQuery(query_, [&](const std::string& own, std::string_view value) {
+    if (own == name) found = DecodeUrl(value);
+    return found.has_value();
+  });
+  return found;
+}
+
+absl::Status HttpCall::CheckQuery(std::span<const char* const> names) const {
+  const auto known = names.first(std::ranges::find(names, nullptr) - names.begin());
+  absl::Status status;
+  VisitQuery(query_, [&](const std::string& own, std::string_view) {
+    if (std::ranges::find(known, own) != known.end()) return false;
+    const std::string expected =
+        known.empty() ? "no parameter" : absl::StrCat("one of ", absl::StrJoin(known, ", "));
+    status = engine::BadField("query", expected, Quoted(own));
+    return true;
+  });
+  return status;
 }
 
 absl::StatusOr<std::optional<uint32_t>> HttpCall::QueryNumber(const char* name) const {
   const std::optional<std::string> text = Query(name);
   uint32_t number = 0;
-  if (!text) return std::nullopt;
+  if (!text || text->empty()) return std::nullopt;
   if (absl::SimpleAtoi(*text, &number)) return number;
   return engine::BadField(name, "a whole number", Quoted(*text));
 }

@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -37,7 +38,10 @@ class HttpCall final : public CallContext, public std::enable_shared_from_this<H
   std::string_view path() const { return path_; }
   // The decoded value of a query parameter; unset without it.
   std::optional<std::string> Query(std::string_view name) const;
+  // Also unset without a value.
   absl::StatusOr<std::optional<uint32_t>> QueryNumber(const char* name) const;
+  // Refuses a query parameter that is not one of `names`, which end with the first null.
+  absl::Status CheckQuery(std::span<const char* const> names) const;
   const Caller& caller() const { return record_.caller(); }
   Exchange& exchange() { return *exchange_; }
 

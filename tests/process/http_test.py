@@ -580,6 +580,12 @@ class Native(HttpCase):
         self.error(self.http.post("/ovq/v1/sessions", {"ttll": "3s"}), 400, "ttll")
         self.error(self.http.post("/ovq/v1/sessions", {"ttl": "-3s"}), 400, "ttl", "ttl")
         self.error(self.http.get("/ovq/v1/info?positions=x"), 400, "positions")
+        wrong = self.http.get("/ovq/v1/sessions?page_size=1&page_tokn=x")
+        self.assertEqual(self.error(wrong, 400, "query")["message"],
+                         "query: expected one of page_size, page_token, got 'page_tokn'")
+        self.error(self.http.get("/ovq/v1/status?wait=1"), 400, "query")
+        for fine in ("/v1/models?beta=true", "/ovq/v1/sessions?page_size=&page_token="):
+            self.assertEqual(self.http.get(fine)[0], 200, fine)
         self.error(self.http.get("/ovq/v1/sessions/nothing"), 404, "not found")
         self.error(self.http.post("/ovq/v1/generate", {"prompt": {"text": ""}}), 400, "prompt")
         self.error(self.http.post("/ovq/v1/sessions", b"[1]"), 400, "body")
