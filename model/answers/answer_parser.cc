@@ -271,7 +271,8 @@ bool AnswerParser::StepCall(std::vector<AnswerPart>& out) {
   Append(Kind::kArguments, std::exchange(call_->arguments, ""), out);
   if (result == CallReader::Result::kMore) return true;
   if (result == CallReader::Result::kDone) Append(Kind::kCallEnd, "", out);
-  PutBack(call_->unread);
+  const bool is_lost = result == CallReader::Result::kWrong && call_->unread.empty();
+  PutBack(is_lost ? std::string_view(&c, 1) : call_->unread);
   call_.reset();
   read_.clear();
   between_.Reset();

@@ -1,6 +1,7 @@
 #include "model/answers/call_reader.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <iterator>
@@ -26,15 +27,49 @@ std::string Dump(const Json& json) {
   return json.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+// Follows the brackets of a value outside its texts. A closing one also closes what opened since
+// its own, as models forget some; where its own is not open, it closes the last one.
+class Brackets {
+ public:
+  bool none_open() const { return open_.empty(); }
+  // Whether the bracket that this one closes is open.
+  bool Has(char closing) const {
+    const size_t kind = kClosing.find(closing);
+    return kind != kClosing.npos && n_open_[kind] > 0;
+  }
+  void Open(char opening) {
+    const size_t kind = kOpening.find(opening);
+    open_ += kClosing[kind];
+    ++n_open_[kind];
+  }
+  void Close(char closing) {
+    const bool has_own = Has(closing);
+    while (!open_.empty()) {
+      const char last = open_.back();
+      open_.pop_back();
+      --n_open_[kClosing.find(last)];
+      if (!has_own || last == closing) return;
+    }
+  }
+
+ private:
+  static constexpr std::string_view kOpening = "([{", kClosing = ")]}";
+
+  std::string open_;  // what closes each, the last opened one at the end
+  std::array<size_t, kOpening.size()> n_open_ = {};
+};
+
 // Finds the end of a JSON value by brackets and quotes.
 class ValueEnd {
  public:
-  // Whether the value ends before this character, which is then not part of it. first: of the
-  // value.
+  // Whether the value ends before this character, which is then not part of it.
   bool EndsBefore(char c) const {
-    return depth_ == 0 && !quote_ && begun_ &&
+    return brackets_.none_open() && !quote_ && begun_ &&
            (closed_ || c == ',' || c == '}' || c == ']' || c == ')' || IsSpace(c));
   }
+  // Whether the value cannot go on with this character, which markers begin with and JSON has
+  // nowhere but in texts.
+  bool BreaksOffBefore(char c) const { return quote_ == 0 && (c == '<' || c == '`'); }
   void Add(char c) {
     begun_ = true;
     if (quote_ != 0) {
@@ -44,14 +79,15 @@ class ValueEnd {
         escaped_ = true;
       } else if (c == quote_) {
         quote_ = 0;
-        closed_ = depth_ == 0;
+        closed_ = brackets_.none_open();
       }
     } else if (c == '"') {
       quote_ = c;
     } else if (c == '{' || c == '[' || c == '(') {
-      ++depth_;
+      brackets_.Open(c);
     } else if (c == '}' || c == ']' || c == ')') {
-      closed_ = --depth_ == 0;
+      brackets_.Close(c);
+      closed_ = brackets_.none_open();
     }
   }
   bool begun() const { return begun_; }
@@ -59,18 +95,20 @@ class ValueEnd {
   bool in_string() const { return quote_ != 0; }
 
  private:
-  int depth_ = 0;
+  Brackets brackets_;
   char quote_ = 0;  // the quotation mark of the string that the value is in
   bool escaped_ = false, begun_ = false, closed_ = false;
 };
 
 // Finds the end of an argument in Python's notation: a comma or a bracket that is no part of it.
 // Texts may stand one behind another, and between three quotation marks. A mark within a word, as
-// in it's, begins none.
+// in it's, begins none. A parenthesis that closes none of the value's is the call's.
 class PythonValueEnd {
  public:
   bool EndsBefore(char c) const {
-    return depth_ == 0 && quote_ == 0 && (c == ',' || c == '}' || c == ']' || c == ')');
+    if (quote_ != 0) return false;
+    if (c == ')' && !brackets_.Has(c)) return true;
+    return brackets_.none_open() && (c == ',' || c == '}' || c == ']');
   }
   void Add(char c) {
     const char empty = std::exchange(empty_, 0);
@@ -85,9 +123,9 @@ class PythonValueEnd {
       n_closing_ = 0;
       is_empty_ = n_quotes_ == 1;
     } else if (c == '{' || c == '[' || c == '(') {
-      ++depth_;
+      brackets_.Open(c);
     } else if (c == '}' || c == ']' || c == ')') {
-      --depth_;
+      brackets_.Close(c);
     }
   }
 
@@ -111,7 +149,7 @@ class PythonValueEnd {
     quote_ = 0;
   }
 
-  int depth_ = 0;
+  Brackets brackets_;
   char quote_ = 0;                    // the quotation mark of the text that the value is in
   int n_quotes_ = 1, n_closing_ = 0;  // marks that end the text, and those of them that were read
   char empty_ = 0;                    // the mark of an empty text that was read just now
@@ -186,6 +224,7 @@ class JsonCall final : public CallReader {
       const Result result = EndValue();
       return result == Result::kMore ? Read(c) : result;
     }
+    if (value_.BreaksOffBefore(c)) return Result::kWrong;
     value_.Add(c);
     (streams_ && has_name ? arguments : text_) += c;
     if (value_.closed()) return EndValue();
@@ -250,6 +289,7 @@ class NamedJsonCall final : public CallReader {
         return follows ? Result::kMore : Result::kWrong;
       }
     }
+    if (value_.BreaksOffBefore(c)) return Result::kWrong;
     value_.Add(c);
     arguments += c;
     return value_.closed() ? Result::kDone : Result::kMore;

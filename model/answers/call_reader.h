@@ -23,8 +23,9 @@ class CallReader {
   std::string name;  // set before the first of the arguments
   bool has_name = false;
   std::string arguments;  // JSON that was read since the caller last took it; complete at kDone
-  std::string unread;     // at kDone and kWrong: characters that are no part of the call, the last
-                          // one read among them if it is none
+  // At kDone: characters that are no part of the call, the last one read among them if it is none.
+  // At kWrong: such characters if there are more than the last one.
+  std::string unread;
 };
 
 // schemas: {tool: JSON schema of its arguments}. strict: tools of which a value that is no text is

@@ -357,6 +357,43 @@ TEST(NamedCalls, WhatIsNoArgumentInPythonEndsTheCall) {
   }
 }
 
+// The parts of an answer, whose pieces of one byte give the same: their texts, and ";" at the end
+// of a call.
+std::string PartsOf(const std::string& form, const std::string& text) {
+  for (const auto& [name, calls] : NamedCalls()) {
+    if (name != form) continue;
+    std::vector<std::string> found;
+    for (const size_t piece : {text.size(), size_t{1}}) {
+      found.emplace_back();
+      for (const AnswerPart& part : ParseInPieces(calls, text, piece)) {
+        found.back() += part.kind == Kind::kCallEnd ? ";" : part.text + "|";
+      }
+    }
+    EXPECT_EQ(found[0], found[1]);
+    return found[0];
+  }
+  ADD_FAILURE() << form;
+  return "";
+}
+
+// Behind a bracket that nothing closes the call still ends.
+TEST(NamedCalls, UnmatchedBracketsDoNotTakeWhatIsBehindTheCall) {
+  const auto python = [](const std::string& value) {
+    return PartsOf("olmo3", "<function_calls>now(v=" + value + ")</function_calls>Such, and so.");
+  };
+  EXPECT_EQ(python("[1, 2"), R"(now|{"v": "[1, 2"}|;Such, and so.|)");
+  EXPECT_EQ(python("{'a': [1}"), R"(now|{"v": "{'a': [1}"}|;Such, and so.|)");
+  EXPECT_EQ(python("[(1, 2], w=3"), R"(now|{"v": "[(1, 2]", "w": 3}|;Such, and so.|)");
+  EXPECT_EQ(python("(1, 2], w=3"), R"(now|{"v": "(1, 2]", "w": 3}|;Such, and so.|)");
+  const auto json = [](const std::string& value) {
+    return PartsOf("hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"v\": " + value +
+                                 "\n</tool_call>\nSuch}.");
+  };
+  EXPECT_EQ(json("[1, 2}}"), R"(now|{"v": [1, 2}|;Such}.|)");
+  EXPECT_EQ(json("1}"), R"(now|{"v": 1}|Such}.|)");
+  EXPECT_EQ(json("[1, 2,"), "now|{\"v\": [1, 2,\n|Such}.|");
+}
+
 std::string Repeated(std::string_view text, size_t times) {
   std::string whole;
   for (size_t i = 0; i < times; ++i) whole += text;
