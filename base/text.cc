@@ -36,6 +36,22 @@ bool IsName(std::string_view text) {
   });
 }
 
+std::optional<std::string> PercentDecoded(std::string_view text) {
+  std::string decoded;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '%') {
+      decoded.push_back(text[i]);
+      continue;
+    }
+    if (i + 2 >= text.size()) return std::nullopt;
+    const std::optional<uint32_t> high = HexDigit(text[i + 1]), low = HexDigit(text[i + 2]);
+    if (!high || !low) return std::nullopt;
+    decoded.push_back(static_cast<char>(*high << 4 | *low));
+    i += 2;
+  }
+  return decoded;
+}
+
 std::optional<size_t> FirstInvalidUtf8(std::string_view text) {
   const size_t at = utf8::find_invalid(text);
   return at == std::string_view::npos ? std::nullopt : std::optional(at);

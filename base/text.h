@@ -27,6 +27,9 @@ constexpr std::optional<uint32_t> HexDigit(char32_t c) {
   return lower >= 'a' && lower <= 'f' ? std::optional<uint32_t>(lower - 'a' + 10) : std::nullopt;
 }
 
+// The text of a URI, in which "%2F" is "/"; nothing where two digits do not follow a "%".
+std::optional<std::string> PercentDecoded(std::string_view text);
+
 // Offset of the first byte that is not part of valid UTF-8 (no surrogates, no overlong forms);
 // empty if there is none.
 std::optional<size_t> FirstInvalidUtf8(std::string_view text);

@@ -5,11 +5,13 @@
 #include <cmath>
 #include <cstddef>
 #include <iterator>
+#include <optional>
 #include <string_view>
 #include <utility>
 
 #include "absl/strings/ascii.h"
 #include "base/json.h"
+#include "base/text.h"
 #include "model/answers/python_value.h"
 
 namespace ovq::answers {
@@ -324,8 +326,16 @@ const Json& FindField(const Json& object, std::string_view name) {
 const Json& FindReferenced(const Json& document, const Json& reference) {
   static const Json kNone;
   if (!reference.is_string()) return kNone;
-  const std::string_view place = reference.get_ref<const std::string&>();
-  const Json* const found = place.starts_with("#/") ? FindAt(document, place.substr(1)) : nullptr;
+  std::string_view place = reference.get_ref<const std::string&>();
+  if (const Json& id = FindField(document, "$id"); id.is_string()) {
+    std::string_view base = id.get_ref<const std::string&>();
+    base = base.substr(0, base.find('#'));
+    if (place.starts_with(base)) place.remove_prefix(base.size());
+  }
+  if (place == "#") return document;
+  const std::optional<std::string> decoded = PercentDecoded(place);
+  if (!decoded || !decoded->starts_with("#/")) return kNone;
+  const Json* const found = FindAt(document, std::string_view(*decoded).substr(1));
   return found == nullptr ? kNone : *found;
 }
 
@@ -359,6 +369,16 @@ std::set<std::string> AllowedTypes(const Json& schema, const Json& document, int
     }
   }
   return types;
+}
+
+// The schema of an argument by that of its tool, which may refer to the one that has the
+// properties. left: the most references that are followed.
+const Json& ArgumentSchema(const Json& document, const std::string& key, int left) {
+  const Json* tool = &document;
+  while (!tool->contains("properties") && tool->contains("$ref") && left-- > 0) {
+    tool = &FindReferenced(document, (*tool)["$ref"]);
+  }
+  return FindField(FindField(*tool, "properties"), key);
 }
 
 // NAME after_name (before_key KEY after_key VALUE after_value)*, until something else follows.
@@ -443,7 +463,7 @@ class TaggedCall final : public CallReader {
     after_key_.Reset();
     value_.clear();
     const Json& document = FindField(schemas_, name);
-    const Json& schema = FindField(FindField(document, "properties"), key_);
+    const Json& schema = ArgumentSchema(document, key_, kMostSchemas);
     int left = kMostSchemas;
     types_ = AllowedTypes(schema, document, left);
     is_text_ = FindField(schema, "type") == "string";

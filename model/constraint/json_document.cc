@@ -43,22 +43,6 @@ bool Has(const std::array<std::string_view, n>& names, std::string_view name) {
 
 bool IsSchema(const Json& json) { return json.is_object() || json.is_boolean(); }
 
-std::optional<std::string> PercentDecoded(std::string_view text) {
-  std::string decoded;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (text[i] != '%') {
-      decoded.push_back(text[i]);
-      continue;
-    }
-    if (i + 2 >= text.size()) return std::nullopt;
-    const std::optional<uint32_t> high = HexDigit(text[i + 1]), low = HexDigit(text[i + 2]);
-    if (!high || !low) return std::nullopt;
-    decoded.push_back(static_cast<char>(*high << 4 | *low));
-    i += 2;
-  }
-  return decoded;
-}
-
 }  // namespace
 
 absl::Status UnsatisfiableError(std::string_view path, std::string_view message) {

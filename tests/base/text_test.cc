@@ -67,6 +67,15 @@ TEST(Utf8, UnfinishedCharactersStayAndBadOnesAreReplaced) {
   EXPECT_EQ(ValidUtf8("\xc3\xa9 \xe9t\xe2\x82"), "\xc3\xa9 " + bad + "t" + bad);
 }
 
+TEST(PercentDecoded, TwoDigitsFollowEachSign) {
+  EXPECT_EQ(PercentDecoded("#/$defs/a%3Cb%3e"), "#/$defs/a<b>");
+  EXPECT_EQ(PercentDecoded("%C3%A9%25"), "é%");
+  EXPECT_EQ(PercentDecoded(""), "");
+  for (const char* bad : {"%", "%4", "a%4", "%4g", "%%41"}) {
+    EXPECT_EQ(PercentDecoded(bad), std::nullopt) << bad;
+  }
+}
+
 TEST(Names, LettersDigitsAndThreeSigns) {
   EXPECT_TRUE(IsName("Az09._-"));
   EXPECT_TRUE(IsName(std::string(64, 'a')));

@@ -125,8 +125,10 @@ std::shared_ptr<const nlohmann::json> Schemas() {
           "all": {"allOf": [{"description": "A digit."}, {"$ref": "#/$defs/Digit"}]},
           "first": {"$ref": "#/properties/maybe/anyOf/0"}, "slash": {"$ref": "#/$defs/a~1b~01"},
           "round": {"$ref": "#/$defs/Round"}, "nowhere": {"$ref": "#/$defs/Other/x"},
-          "seventh": {"$ref": "#/properties/maybe/anyOf/7"}},
+          "generic": {"$ref": "#/$defs/List%3Ca%3E"}, "whole": {"$ref": "tools/now#/$defs/Digit"},
+          "seventh": {"$ref": "#/properties/maybe/anyOf/7"}}, "$id": "tools/now",
           "$defs": {"Digit": {"type": "string", "enum": ["1", "2"]}, "a/b~1": {"type": "string"},
+                    "List<a>": {"type": "string"},
                     "Round": {"anyOf": [{"$ref": "#/$defs/Round"}, {"$ref": "#/$defs/Round"}]}}})")}});
   return schemas;
 }
@@ -236,7 +238,7 @@ TEST(NamedCalls, ValuesBetweenTagsAreOfTheTypesOfTheirSchema) {
   EXPECT_EQ(value("either", "10"), "\"10\"}");
   EXPECT_EQ(value("level", "auto"), "\"auto\"}");
   EXPECT_EQ(value("level", "1"), "1}");
-  for (const char* key : {"digit", "maybe", "all", "first", "slash"}) {
+  for (const char* key : {"digit", "maybe", "all", "first", "slash", "generic", "whole"}) {
     EXPECT_EQ(value(key, "1"), "\"1\"}") << key;
   }
   EXPECT_EQ(value("maybe", "None"), "null}");
@@ -246,6 +248,30 @@ TEST(NamedCalls, ValuesBetweenTagsAreOfTheTypesOfTheirSchema) {
   EXPECT_EQ(value("n", "1.5"), "1.5}");
   EXPECT_EQ(value("n", "True"), "true}");
   EXPECT_EQ(value("other", "123"), "123}");
+}
+
+TEST(NamedCalls, TheSchemaOfATaggedToolMayBeAReference) {
+  const auto schemas = std::make_shared<const nlohmann::json>(nlohmann::json::parse(
+      R"({"note": {"$ref": "#/definitions/Note", "definitions": {
+            "Note": {"type": "object", "properties": {"text": {"type": "string"}}}}},
+          "round": {"$ref": "#"}, "far": {"$ref": "other"}})"));
+  const auto arguments = [&](const std::string& tool) {
+    for (const auto& [name, calls] : NamedCalls()) {
+      if (name != "qwen3_coder") continue;
+      const AnswerSyntax syntax = {.calls = calls};
+      AnswerParser parser(syntax, {.tools = true, .schemas = schemas});
+      std::vector<AnswerPart> parts;
+      parser.Add("<tool_call>\n<function=" + tool + ">\n<parameter=text>\n1\n</parameter>\n" +
+                     "</function>\n</tool_call>",
+                 parts);
+      parser.End(parts);
+      return parts.size() == 3 ? parts[1].text : "";
+    }
+    return std::string();
+  };
+  EXPECT_EQ(arguments("note"), R"({"text": "1"})");
+  EXPECT_EQ(arguments("round"), R"({"text": 1})");
+  EXPECT_EQ(arguments("far"), R"({"text": 1})");
 }
 
 TEST(NamedCalls, NoArgumentsAreAnEmptyObject) {
