@@ -240,7 +240,7 @@ class CallsMaker {
           "$schema", "description", "$comment", "examples", "default",     "additionalProperties",
           "strict"};
       if (std::ranges::find(kKnown, key) == kKnown.end()) {
-        return NotKept(tool.field, absl::StrCat("#/", key),
+        return NotKept(tool.field, absl::StrCat("#/", PointerToken(key)),
                        "is not kept where the model's form of calls writes arguments one by one");
       }
     }
@@ -294,7 +294,7 @@ class CallsMaker {
       constexpr std::array kKnown = {"type",     "enum",    "const",    "title",     "description",
                                      "$comment", "default", "examples", "deprecated"};
       if (std::ranges::find(kKnown, key) != kKnown.end()) continue;
-      return NotKept(tool.field, absl::StrCat(pointer, "/", key),
+      return NotKept(tool.field, absl::StrCat(pointer, "/", PointerToken(key)),
                      "is not kept where the model's form of calls writes texts as they are");
     }
     OrderedJson values = property.value("enum", OrderedJson());

@@ -401,6 +401,9 @@ TEST(Frame, WhatAFormOfCallsCannotWriteIsRefusedByItsPlace) {
   EXPECT_THAT(refusal("qwen3_coder", R"({"type": "object", "properties": {"a b": {}}})"),
               HasSubstr("#/properties/a b: expected a name of"));
   EXPECT_THAT(refusal("olmo3", R"({"type": "object", "anyOf": []})"), HasSubstr("#/anyOf: is not"));
+  EXPECT_THAT(refusal("olmo3", R"({"x/y~": 1})"), HasSubstr("tools: #/x~1y~0: is not"));
+  EXPECT_THAT(refusal("qwen3_coder", R"({"properties": {"a": {"type": "string", "x/y": 1}}})"),
+              HasSubstr("tools: #/properties/a/x~1y: is not"));
   EXPECT_THAT(refusal("qwen3_coder",
                       R"({"properties": {"a": {"type": "string", "enum": ["\n</parameter>"]}}})"),
               HasSubstr("#/properties/a: has a text that"));
