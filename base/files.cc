@@ -57,14 +57,14 @@ absl::Status FlushStdout() {
 namespace {
 
 // The file that is written first. A device or pipe (/dev/stdout) cannot be replaced by a rename.
-std::string PartOf(const std::string& path) {
+std::string PartialPath(const std::string& path) {
   return path.starts_with("/dev/") ? path : path + ".part";
 }
 
 }  // namespace
 
 absl::Status WriteFile(const std::string& path, std::string_view text) {
-  const std::string part = PartOf(path);
+  const std::string part = PartialPath(path);
   File file(std::fopen(part.c_str(), "wbe"), std::fclose);
   if (file == nullptr) return LastError(part);
   const bool written = std::fwrite(text.data(), 1, text.size(), file.get()) == text.size();
@@ -74,7 +74,7 @@ absl::Status WriteFile(const std::string& path, std::string_view text) {
 }
 
 absl::Status CheckWritable(const std::string& path) {
-  const std::string part = PartOf(path);
+  const std::string part = PartialPath(path);
   struct stat found;
   if (stat(path.c_str(), &found) == 0 && S_ISDIR(found.st_mode)) {
     errno = EISDIR;
