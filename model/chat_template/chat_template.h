@@ -2,7 +2,8 @@
 // apply_chat_template of Hugging Face Transformers does. It is an interpreter for the part of Jinja
 // that chat templates use. Its output is that of Jinja2 3.1 in its immutable sandbox with
 // trim_blocks, lstrip_blocks and without autoescape. Not supported: include, import, extends,
-// block, and integers of more than 64 bits.
+// block, integers of more than 64 bits, and filters, methods and formats of numbers that no known
+// chat template uses.
 #pragma once
 
 #include <ctime>

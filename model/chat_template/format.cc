@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <iterator>
@@ -23,7 +24,7 @@ namespace {
 struct Spec {
   std::string_view fill = " ";
   char align = '\0';   // < > ^ =
-  char sign = '-';     // - + or a blank
+  char sign = '\0';    // - + or a blank
   bool zeros = false;  // `fill` stands behind the sign of a number, unless it is aligned otherwise
   bool alternate = false, commas = false;
   int64_t width = 0, precision = -1;
@@ -68,7 +69,8 @@ class Formatter {
     } else {
       digits = Float(spec, std::abs(value.number()));
     }
-    std::string sign = negative ? "-" : spec.sign == '-' ? "" : std::string(1, spec.sign);
+    std::string sign = negative ? "-" : "";
+    if (!negative && (spec.sign == '+' || spec.sign == ' ')) sign = spec.sign;
     const bool has_base = std::string_view("xXob").find(spec.type) != std::string_view::npos;
     if (spec.alternate && has_base) sign += {'0', spec.type};
     const char default_align = spec.zeros ? '=' : '>';
@@ -209,6 +211,7 @@ class Percent : Formatter {
  private:
   // Formats one item, consuming what follows a %.
   std::string One(std::string_view& rest) {
+    if (ConsumeAny("%", rest)) return "%";
     Value named;
     if (rest.starts_with('(')) {
       const size_t end = rest.find(')');
@@ -232,7 +235,6 @@ class Percent : Formatter {
     if (rest.empty()) heap_.ValueError("incomplete format");
     spec.type = rest[0];
     rest.remove_prefix(1);
-    if (spec.type == '%') return "%";
     const Value value = named.given() ? named : Next();
     if (spec.type == 's') return Text(spec, ToText(heap_, value), '>');
     if (spec.type == 'r') return Text(spec, ToRepr(heap_, value), '>');
@@ -282,6 +284,8 @@ class Braces : Formatter {
   }
 
  private:
+  enum class Numbering : uint8_t { kNone, kAutomatic, kManual };
+
   // Formats one field name!conversion:spec.
   std::string Field(std::string_view field) {
     const size_t name_end = std::min(field.find_first_of("!:"), field.size());
@@ -301,15 +305,29 @@ class Braces : Formatter {
     if (field.empty()) return ToText(heap_, value);
     Spec spec = ReadSpec(field);
     const bool is_text = value.is_string() && (spec.type == 's' || spec.type == '\0');
-    if (is_text) return Text(spec, std::string(value.text()), '<');
+    if (is_text) {
+      if (spec.sign != '\0' || spec.alternate || spec.commas || spec.align == '=') {
+        heap_.ValueError(
+            "a text has neither a sign nor #, a comma or the alignment = in its format");
+      }
+      return Text(spec, std::string(value.text()), '<');
+    }
     if (!value.is_number()) heap_.TypeError("unsupported format string for this type of value");
     if (spec.type == '\0' && value.is_integer()) spec.type = 'd';
     const bool is_whole = std::string_view("dxXob").find(spec.type) != std::string_view::npos;
     const bool is_known =
-        is_whole ? value.is_integer() && spec.precision < 0
+        is_whole ? value.is_integer() && spec.precision < 0 && (!spec.commas || spec.type == 'd')
                  : std::string_view("\0fFeEgG%", 8).find(spec.type) != std::string_view::npos;
     if (!is_known) heap_.ValueError("invalid format specifier");
     return Number(spec, value);
+  }
+
+  // Follows which fields have numbers. Jinja looks at those alone that have no attributes or items.
+  void CheckNumbering(bool automatic) {
+    if (numbering_ == (automatic ? Numbering::kManual : Numbering::kAutomatic)) {
+      heap_.ValueError("a format has fields with numbers and fields without");
+    }
+    numbering_ = automatic ? Numbering::kAutomatic : Numbering::kManual;
   }
 
   // Looks up an argument, then its attributes and items.
@@ -317,7 +335,9 @@ class Braces : Formatter {
     const size_t end = std::min(name.find_first_of(".["), name.size());
     std::string_view first = name.substr(0, end);
     Value value;
-    if (first.empty() || (first[0] >= '0' && first[0] <= '9')) {
+    const std::string_view digits = first.substr(0, first.find_first_not_of("0123456789"));
+    if (digits.size() == first.size()) {
+      if (first.size() == name.size()) CheckNumbering(first.empty());
       const int64_t at = first.empty() ? next_++ : ConsumeNumber(first);
       value = args_[static_cast<size_t>(at) + 1];  // args_[0] is the format itself
     } else {
@@ -377,6 +397,7 @@ class Braces : Formatter {
 
   const Args& args_;
   int64_t next_ = 0;
+  Numbering numbering_ = Numbering::kNone;  // of the fields so far that have no names
 };
 
 }  // namespace
