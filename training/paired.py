@@ -24,6 +24,9 @@ def read_each(path, centroids):
         if tuple(reader.fieldnames or ()) != EACH_COLUMNS:
             raise ValueError(f"{path}: not of score.py --each")
         rows = list(reader)
+    for i, row in enumerate(rows):
+        if None in row or None in row.values():
+            raise ValueError(f"{path}: row {i + 1} is not of score.py --each: expected {len(EACH_COLUMNS)} columns")
     sizes = sorted({row["centroids"] for row in rows})
     if centroids is None and len(sizes) > 1 or centroids is not None and centroids not in sizes:
         raise ValueError(f"{path}: has centroids {', '.join(sizes)}: expected one of them behind "
@@ -35,7 +38,7 @@ def read_each(path, centroids):
         try:
             key = int(row["length"]), row["seen"] or row["position"]
             found.setdefault(key, {})[int(row["sequence"])] = int(row["scored"]), float(row["sum"])
-        except (TypeError, ValueError) as error:
+        except ValueError as error:
             raise ValueError(f"{path}: row {i + 1} is not of score.py --each: {error}") from error
     return found
 

@@ -386,10 +386,14 @@ class ScoreTest(unittest.TestCase):
                          [{(8, ""): {0: (2, total)}} for total in (1.0, 2.0)])
         with self.assertRaisesRegex(ValueError, "12:30.csv: has centroids 0.3x, 16: expected one .*, got none"):
             paired.read_named(path)
-        with open(path, "a", encoding="utf-8") as file:
-            file.write("8,16,,,1,2\n")
-        with self.assertRaisesRegex(ValueError, "12:30.csv: row 3 is not of score.py --each: "):
-            paired.read_named(f"{path}:16")
+        with open(path, encoding="utf-8") as file:
+            whole = file.read()
+        for row, wrong in (("8,16,,,1,2\n", "expected 7 columns"), ("8", "expected 7 columns"),
+                           ("8,16,,,1,2,3.0,4\n", "expected 7 columns"), ("8,16,,,x,2,3.0\n", "invalid literal")):
+            with open(path, "w", encoding="utf-8") as file:
+                file.write(whole + row)
+            with self.assertRaisesRegex(ValueError, f"12:30.csv: row 3 is not of score.py --each: {wrong}"):
+                paired.read_named(f"{path}:16")
 
     def test_a_difference_is_of_the_same_sequences(self):
         first = {(8, ""): {0: (2, 3.0), 1: (2, 7.0)}}
