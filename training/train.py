@@ -235,8 +235,8 @@ def make_source(recipe, args, config):
         raise ValueError(f"vocab_size: {config.vocab_size}, but the task needs {data.vocab_size}")
     if corpus:
         return CorpusSource(corpus, args.held_out_length, args.seed)
-    if args.variety is not None and args.variety <= 0:
-        raise ValueError(f"--variety: {args.variety} is not positive")
+    if args.variety is not None and not 0 < args.variety < math.inf:
+        raise ValueError(f"--variety: {args.variety} is not {'finite' if args.variety == math.inf else 'positive'}")
     if args.widen is not None and not 0 < args.widen <= 1:
         raise ValueError(f"--widen: {args.widen} is not above 0 and at most 1")
     return TaskSource(data, args.held_out_length, args.seed, args.variety, args.widen,

@@ -545,7 +545,8 @@ class TrainingTest(unittest.TestCase):
                 (TaskError, "task name: 'recall'", (), {"task": {"name": "recall"}}),
                 (TaskError, r"task name: \[\]", ("--task", '{"name": []}'), {}),
                 (ValueError, "task: tokenizer: 5 is no path", (), {"task": {"name": "conversations", "tokenizer": 5}}),
-                (ValueError, "--variety: -0.5 is not", ("--variety", "-0.5"), {"task": RECALL}),
+                *((ValueError, f"--variety: {value} is {wrong}", ("--variety", value), {"task": RECALL})
+                  for value, wrong in (("-0.5", "not positive"), ("nan", "not positive"), ("inf", "not finite"))),
                 (ValueError, "--variety: expected a task that has it, not python_documents", ("--variety", "0.5"),
                  {"task": {"name": "python_documents"}}),
                 (ValueError, "--widen: expected a task that has it, not conversations", ("--widen", "0.5"),
