@@ -320,7 +320,8 @@ def run(args, stack):
     if args.config:
         parent, args.model, changed = with_config(args.model, args.config)
         stack.enter_context(parent)
-        ablation = changed if ablation == "none" else f"{ablation} {changed}".rstrip()
+        said = [part for part in (ablation, changed) if part not in ("none", "")]  # an empty section changes nothing
+        ablation = " ".join(said) or "none"
     exam, label = text_exam(args) if args.text else make_exam(args)
     # enters first, so that it ends last: ending the server ends the calls for which the pool waits
     pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(args.concurrency))

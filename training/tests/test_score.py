@@ -442,10 +442,12 @@ class ScoreTest(unittest.TestCase):
         self.write_model(TASK)
         arguments = ("--lengths", "64", "--centroids", "16", "--sequences", "2")
         rows = {}
-        for config in ('{"ovq": {"update": "closest-pair"}}', '{"rms_norm_eps": 0.5}'):
+        for config in ('{"ovq": {"update": "closest-pair"}}', '{"rms_norm_eps": 0.5}', '{"ovq": {}}'):
             _, (rows[config],), _ = self.score(*arguments, "--config", config)
         self.assertEqual([row["ablation"] for row in rows.values()],
-                         ['ovq.update="closest-pair"', "rms_norm_eps=0.5"])
+                         ['ovq.update="closest-pair"', "rms_norm_eps=0.5", "none"])
+        _, (row,), _ = self.score(*arguments, "--config", '{"ovq": {}}', "--ablation", "linear_growth")
+        self.assertEqual(row["ablation"], "linear_growth")
         self.assertEqual({row["model"] for row in rows.values()}, {os.path.basename(self.model)})
         with self.assertRaisesRegex(ConfigError, "config.json: ovq.updat: unknown field"):
             self.score(*arguments, "--config", '{"ovq": {"updat": "paper"}}')
