@@ -9,7 +9,7 @@ _claims = []
 
 def claim(port):
     """Returns whether no other caller of free_port has the port, in any test of this machine; it is then this process's
-    until its end. A socket's abstract name says so (unix(7)), as tests/server/store/redis_process.cc does: a port
+    until its end. A socket's abstract name says so (unix(7)), as tests/server/store/free_port.cc does: a port
     itself cannot be held while a server listens there."""
     name = socket.socket(socket.AF_UNIX)
     try:
