@@ -69,9 +69,6 @@ class ValueEnd {
     return brackets_.none_open() && !quote_ && begun_ &&
            (closed_ || c == ',' || c == '}' || c == ']' || c == ')' || IsSpace(c));
   }
-  // Whether the value cannot go on with this character, which markers begin with and JSON has
-  // nowhere but in texts.
-  bool BreaksOffBefore(char c) const { return quote_ == 0 && (c == '<' || c == '`'); }
   void Add(char c) {
     begun_ = true;
     if (quote_ != 0) {
@@ -101,6 +98,16 @@ class ValueEnd {
   char quote_ = 0;  // the quotation mark of the string that the value is in
   bool escaped_ = false, begun_ = false, closed_ = false;
 };
+
+// The first character of the marker behind calls, if JSON has it nowhere but in texts: a value that
+// lacks brackets breaks off before it.
+std::optional<char> BreakingCharacter(const CallSyntax& syntax) {
+  const size_t at = syntax.end.find_first_not_of(" \t\r\n");
+  if (at == std::string::npos || (syntax.end[at] != '<' && syntax.end[at] != '`')) {
+    return std::nullopt;
+  }
+  return syntax.end[at];
+}
 
 // Finds the end of an argument in Python's notation: a comma or a bracket that is no part of it.
 // Texts may stand one behind another, and between three quotation marks. A mark within a word, as
@@ -162,7 +169,8 @@ class PythonValueEnd {
 // {"name": NAME, "arguments": {...}}, keys in any order, other keys ignored.
 class JsonCall final : public CallReader {
  public:
-  explicit JsonCall(const CallSyntax& syntax) : syntax_(syntax) {}
+  explicit JsonCall(const CallSyntax& syntax)
+      : syntax_(syntax), break_(BreakingCharacter(syntax)) {}
 
   Result Read(char c) override {
     switch (place_) {
@@ -226,7 +234,7 @@ class JsonCall final : public CallReader {
       const Result result = EndValue();
       return result == Result::kMore ? Read(c) : result;
     }
-    if (value_.BreaksOffBefore(c)) return Result::kWrong;
+    if (c == break_ && !value_.in_string()) return Result::kWrong;
     value_.Add(c);
     (streams_ && has_name ? arguments : text_) += c;
     if (value_.closed()) return EndValue();
@@ -266,6 +274,7 @@ class JsonCall final : public CallReader {
   }
 
   const CallSyntax& syntax_;
+  const std::optional<char> break_;
   Place place_ = Place::kObject;
   bool in_holder_ = false, has_arguments_ = false, streams_ = false;
   std::string key_, text_;
@@ -276,7 +285,8 @@ class JsonCall final : public CallReader {
 // NAME after_name {...}
 class NamedJsonCall final : public CallReader {
  public:
-  explicit NamedJsonCall(const CallSyntax& syntax) : after_name_(syntax.after_name) {}
+  explicit NamedJsonCall(const CallSyntax& syntax)
+      : after_name_(syntax.after_name), break_(BreakingCharacter(syntax)) {}
 
   Result Read(char c) override {
     if (!has_name) {
@@ -291,7 +301,7 @@ class NamedJsonCall final : public CallReader {
         return follows ? Result::kMore : Result::kWrong;
       }
     }
-    if (value_.BreaksOffBefore(c)) return Result::kWrong;
+    if (c == break_ && !value_.in_string()) return Result::kWrong;
     value_.Add(c);
     arguments += c;
     return value_.closed() ? Result::kDone : Result::kMore;
@@ -299,6 +309,7 @@ class NamedJsonCall final : public CallReader {
 
  private:
   Marker after_name_;
+  const std::optional<char> break_;
   bool spaced_ = false;  // white space ended the name
   ValueEnd value_;
 };

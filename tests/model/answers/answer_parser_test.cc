@@ -411,6 +411,8 @@ TEST(NamedCalls, UnmatchedBracketsDoNotTakeWhatIsBehindTheCall) {
   EXPECT_EQ(python("{'a': [1}"), R"(now|{"v": "{'a': [1}"}|;Such, and so.|)");
   EXPECT_EQ(python("[(1, 2], w=3"), R"(now|{"v": "[(1, 2]", "w": 3}|;Such, and so.|)");
   EXPECT_EQ(python("(1, 2], w=3"), R"(now|{"v": "(1, 2]", "w": 3}|;Such, and so.|)");
+  EXPECT_EQ(PartsOf("olmo3", "<function_calls>now(v)\nnow()</function_calls>Such."),
+            "now|now|{}|;Such.|");
   const auto json = [](const std::string& value) {
     return PartsOf("hermes", "<tool_call>\n{\"name\": \"now\", \"arguments\": {\"v\": " + value +
                                  "\n</tool_call>\nSuch}.");
