@@ -54,6 +54,9 @@ def train(model, task, args):
         optimizer.step()
         if (step + 1) % 10 == 0:
             print(f"step {step + 1}  loss {loss.item():.4f}", flush=True)
+    wrong = [name for name, weights in model.named_parameters() if not weights.isfinite().all()]
+    if wrong:
+        raise ValueError(f"--lr: {args.lr}: {wrong[0]} is not finite behind the leg; try a lower one")
 
 
 def main():

@@ -43,8 +43,8 @@ def main():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--compute-dtype", default="float32", choices=("float32", "bfloat16"))
     args = parser.parse_args()
-    if args.temperature < 0:
-        raise ValueError(f"--temperature: {args.temperature} is negative")
+    if not args.temperature >= 0:
+        raise ValueError(f"--temperature: {args.temperature} is neither positive nor 0")
     model = load_model(args.model, DTYPES[args.compute_dtype])
     if model.config.tokenizer != "bytes":
         raise ValueError(f"{args.model}: tokenizer is not \"bytes\"")

@@ -241,6 +241,10 @@ class ConvertTest(unittest.TestCase):
             self.assertEqual((made.config.chunk_size, made.config.max_centroids), (8, 12))
             self.assertFalse(torch.equal(made.state_dict()["model.layers.1.self_attn.beta"],
                                          source.state_dict()["model.layers.1.self_attn.beta"]))
+            with self.assertRaisesRegex(ValueError, r"--lr: .* is not finite behind the leg"):
+                self.convert("--model", full, "--out", os.path.join(folder, "none"), "--chunk-size", "8", "--length", "64",
+                             "--batch", "2", "--steps", "2", "--lr", "1e38")
+            self.assertFalse(os.path.exists(os.path.join(folder, "none")))
             with self.assertRaisesRegex(ValueError, "layer_types: there is no full_attention"):
                 self.convert("--model", out, "--out", full)
 

@@ -698,6 +698,9 @@ class TrainingTest(unittest.TestCase):
             self.assertIn(f"over the same {32 * n_contexts} tokens", file.read())
         greedy = self.call(sample, "--model", model, "--prompt", "def ", "--tokens", "5")
         self.assertTrue(greedy.startswith("def "))
+        for temperature in ("-1", "nan"):
+            with self.assertRaisesRegex(ValueError, "--temperature: .* is neither positive nor 0"):
+                self.call(sample, "--model", model, "--prompt", "def ", f"--temperature={temperature}")
 
     def test_models_without_a_last_norm_or_with_biases_are_exported_and_sharpened(self):
         checkpoint, out = (os.path.join(self.folder, name) for name in ("checkpoint.pt", "model"))
