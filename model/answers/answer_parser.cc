@@ -271,7 +271,7 @@ bool AnswerParser::StepCall(std::vector<AnswerPart>& out) {
   Append(Kind::kArguments, std::exchange(call_->arguments, ""), out);
   if (result == CallReader::Result::kMore) return true;
   if (result == CallReader::Result::kDone) Append(Kind::kCallEnd, "", out);
-  // What is wrong may begin a marker; a parenthesis ends the call, whatever is wrong before it.
+  // A wrong character may begin a marker; a parenthesis ends the call, whatever is wrong before it.
   const bool is_lost = result == CallReader::Result::kWrong && call_->unread.empty() && c != ')';
   PutBack(is_lost ? std::string_view(&c, 1) : call_->unread);
   call_.reset();
