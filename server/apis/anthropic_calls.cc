@@ -15,7 +15,7 @@ absl::Status ServeMessages(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const OpenAiRequest request, ReadMessagesRequest(body, names, /*counts=*/false));
   call->SetSessionKey(request.session_key);
   StartGeneration(call, MakeMessageAnswer(request.stream, names.front()), request.message,
-                  {.translate_error = [fields = NamesOf(request)](const absl::Status& status) {
+                  {.translate_error = [fields = CallerNames(request)](const absl::Status& status) {
                     return ToOpenAiError(status, fields);
                   }});
   return absl::OkStatus();
@@ -28,7 +28,7 @@ absl::Status ServeCountTokens(const HttpCallPtr& call, const PathWords&) {
   v1::ApplyTemplateRequest apply;
   *apply.mutable_conversation() = request.message.prompt().conversation();
   const absl::StatusOr<v1::ApplyTemplateResponse> text = ApplyTemplate(call->record(), apply);
-  if (!text.ok()) return ToOpenAiError(text.status(), NamesOf(request));
+  if (!text.ok()) return ToOpenAiError(text.status(), CallerNames(request));
   v1::TokenizeRequest tokenize;
   tokenize.set_text(text->text());
   ASSIGN_OR_RETURN(const v1::TokenizeResponse tokens, Tokenize(call->record(), tokenize));

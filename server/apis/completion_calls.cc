@@ -44,7 +44,7 @@ class CompletionCall final : public std::enable_shared_from_this<CompletionCall>
   }
 
   absl::Status Translated(const absl::Status& status, size_t p) const {
-    FieldNames names = NamesOf(request_);
+    FieldNames names = CallerNames(request_);
     if (request_.prompts.size() > 1) names.prompt = absl::StrCat("prompt[", p, "]");
     return ToOpenAiError(status, names);
   }

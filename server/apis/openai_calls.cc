@@ -73,7 +73,7 @@ absl::Status ServeChat(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   ASSIGN_OR_RETURN(OpenAiRequest request, ReadChat(body, Names(call)));
   call->SetSessionKey(request.session_key);
-  const auto in_theirs = [fields = NamesOf(request)](const absl::Status& status) {
+  const auto in_theirs = [fields = CallerNames(request)](const absl::Status& status) {
     return ToOpenAiError(status, fields);
   };
   const v1::GenerateRequest message = request.message;

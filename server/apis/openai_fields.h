@@ -41,7 +41,8 @@ struct OpenAiRequest {
   bool continuous_usage = false;  // in every chunk
   std::string session_key = {};   // prompt_cache_key, by which balancers may route; may be empty
   std::string constraint_field = {};  // the field that asks for the message's constraint
-  // Of the messages of `message`'s conversation; empty where they are those of "messages".
+  // They are of the messages of `message`'s conversation; empty where these are those of
+  // "messages".
   std::vector<MessagePlace> places = {};
 
   // Choices of the answer for a prompt; the engine refuses more than kMaxCompletions.
@@ -75,7 +76,7 @@ struct FieldNames {
   std::vector<MessagePlace> messages = {};  // OpenAiRequest::places
   std::string prompt = "prompt";
 };
-inline FieldNames NamesOf(const OpenAiRequest& request) {
+inline FieldNames CallerNames(const OpenAiRequest& request) {
   return {request.api, request.constraint_field, request.places};
 }
 // An engine's error with the request's names of fields: "sampling.top_p" becomes "top_p".

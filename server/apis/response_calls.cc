@@ -183,7 +183,7 @@ class ResponseRun : public std::enable_shared_from_this<ResponseRun> {
         call_->services().engine.model().tokenizer, absl::ToUnixSeconds(absl::Now()));
     GenerationHooks hooks = {
         .translate_error =
-            [fields = NamesOf(request_)](const absl::Status& status) {
+            [fields = CallerNames(request_)](const absl::Status& status) {
               return ToOpenAiError(status, fields);
             },
         .ended = [self = shared_from_this(), &answer = *answer](

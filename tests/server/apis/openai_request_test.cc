@@ -231,7 +231,7 @@ TEST(OpenAiRequests, ErrorsNameItemsOfResponsesByTheirPlace) {
   const auto field = [&](const char* ours) {
     const absl::Status status =
         engine::BadField(absl::StrCat("prompt.conversation.", ours), "a", 1);
-    return engine::GetErrorFacts(ToOpenAiError(status, NamesOf(*request))).field;
+    return engine::GetErrorFacts(ToOpenAiError(status, CallerNames(*request))).field;
   };
   EXPECT_EQ(field("messages[0].content"), "instructions.content");
   EXPECT_EQ(field("messages[1].role"), "input[0].role");
@@ -253,7 +253,7 @@ TEST(OpenAiRequests, ErrorsNameBlocksOfAnthropicsMessagesByTheirPlace) {
   ASSERT_TRUE(request.ok()) << request.status();
   const auto field = [&](const char* ours) {
     const absl::Status status = engine::BadField(absl::StrCat("conversation.", ours), "a", 1);
-    return engine::GetErrorFacts(ToOpenAiError(status, NamesOf(*request))).field;
+    return engine::GetErrorFacts(ToOpenAiError(status, CallerNames(*request))).field;
   };
   EXPECT_EQ(field("messages[0].role"), "system.role");
   EXPECT_EQ(field("messages[1].role"), "messages[0].role");
