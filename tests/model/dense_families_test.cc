@@ -302,6 +302,15 @@ TEST(DenseFamilies, WindowsFollowTheirFields) {
                   {{"use_sliding_window", true}, {"sliding_window", 8}, {"layer_types", nullptr}}),
             "fffsf");
   EXPECT_EQ(types(kSmolLm3, {{"use_sliding_window", true}, {"layer_types", nullptr}}), "fffff");
+  for (const char* name : {kQwen2, kQwen3}) {  // windows that none fills, in a list of layers
+    EXPECT_EQ(
+        types(name,
+              {{"use_sliding_window", true},
+               {"sliding_window", 4096},
+               {"layer_types",
+                {"full_attention", "full_attention", "sliding_attention", "sliding_attention"}}}),
+        "ffff");
+  }
   EXPECT_EQ(types(kGemma, {}), "sssssf");
   EXPECT_EQ(types(kGemma, {{"sliding_window_pattern", 2}}), "sfsfsf");
   EXPECT_EQ(types(kOlmo3, {{"layer_types", nullptr}}), "sssf");
