@@ -76,8 +76,9 @@ void ReadOlmo2(ArchitectureKeys& keys, Json& config) {
 void ReadPhi3(ArchitectureKeys& keys, Json& config) {
   const int64_t window = keys.IntOr("attention.sliding_window", 0, 0);
   config["sliding_window"] = window > 0 ? Json(window) : Json();
-  config["original_max_position_embeddings"] =
-      keys.IntOr("rope.scaling.original_context_length", config["max_position_embeddings"]);
+  constexpr char kOriginal[] = "rope.scaling.original_context_length", kMost[] = "context_length";
+  const char* const original = keys.Has(kOriginal) ? kOriginal : kMost;
+  if (keys.Has(original)) config["original_max_position_embeddings"] = keys.Int(original);
   const double head_dim = config["head_dim"];
   config["partial_rotary_factor"] =
       static_cast<double>(keys.IntOr("rope.dimension_count", config["head_dim"])) /

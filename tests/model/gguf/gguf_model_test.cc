@@ -110,15 +110,21 @@ TEST(GgufModel, HasTheNumbersOfItsExpertsBlocks) {
 
 constexpr uint64_t kGgufWidth = 32, kGgufVocab = 8, kGgufInner = 64;
 
-// A model of one layer with two heads, whose weights are all 1/16.
-GgufWriter OneLayer() {
+// The keys of a model of one layer with two heads, but for context_length.
+GgufWriter OneLayer(const std::string& architecture) {
   GgufWriter writer;
-  writer.Key("general.architecture", "llama");
-  writer.Key("llama.block_count", 1u);
-  writer.Key("llama.embedding_length", uint32_t{kGgufWidth});
-  writer.Key("llama.feed_forward_length", uint32_t{kGgufInner});
-  writer.Key("llama.attention.head_count", 2u);
-  writer.Key("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  writer.Key("general.architecture", architecture);
+  writer.Key(architecture + ".block_count", 1u);
+  writer.Key(architecture + ".embedding_length", uint32_t{kGgufWidth});
+  writer.Key(architecture + ".feed_forward_length", uint32_t{kGgufInner});
+  writer.Key(architecture + ".attention.head_count", 2u);
+  writer.Key(architecture + ".attention.layer_norm_rms_epsilon", 1e-5f);
+  return writer;
+}
+
+// A model whose weights are all 1/16.
+GgufWriter OneLayer() {
+  GgufWriter writer = OneLayer("llama");
   writer.Key("llama.context_length", 100u);
   return writer;
 }
@@ -191,6 +197,23 @@ TEST(GgufModel, ErrorsNameTheKey) {
   EXPECT_THAT(ModelProblem(writer), HasSubstr("general.architecture: expected one of llama, "));
   writer.Key("general.architecture", "mamba");
   EXPECT_THAT(ModelProblem(writer), HasSubstr("got 'mamba'"));
+}
+
+TEST(GgufModel, HasItsWindowUnlessTheContextIsShorter) {
+  const auto type = [](uint32_t context_length) {
+    GgufWriter writer = OneLayer("phi3");
+    if (context_length > 0) writer.Key("phi3.context_length", context_length);
+    writer.Key("phi3.attention.sliding_window", 16u);
+    AddTensors(writer);
+    const TempFolder folder;
+    folder.Write("m.gguf", writer.Bytes());
+    const absl::StatusOr<ModelConfig> config = LoadConfig(folder.file("m.gguf"));
+    Check(config.ok(), Message(config.status()).c_str());
+    return config->layers[0].type;
+  };
+  EXPECT_EQ(type(100), "sliding_attention");
+  EXPECT_EQ(type(16), "full_attention");
+  EXPECT_EQ(type(0), "sliding_attention");  // without the key nothing says that it is shorter
 }
 
 TEST(GgufModel, ErrorsNameTheTensor) {
