@@ -169,6 +169,22 @@ absl::StatusOr<TokenizerFolder> TokenizerFolder::Read(const std::string& folder,
   return result;
 }
 
+absl::StatusOr<std::map<int64_t, std::string>> TokensBeside(const std::string& folder,
+                                                            const Json& config) {
+  ASSIGN_OR_RETURN(const Json by_token, OptionalObject(folder + "/added_tokens.json"));
+  std::map<int64_t, std::string> tokens;
+  for (const auto& [token, id] : by_token.items()) {
+    if (id.is_number_integer()) tokens[id.get<int64_t>()] = token;
+  }
+  const Json by_id = config.value("added_tokens_decoder", Json());
+  if (!by_id.is_object()) return tokens;
+  for (const auto& [key, token] : by_id.items()) {
+    int64_t id = -1;
+    if (absl::SimpleAtoi(key, &id)) tokens[id] = TokenText(by_id, key);
+  }
+  return tokens;
+}
+
 std::string TokenizerConfigPath(const std::string& folder) {
   return IsGguf(folder) ? folder : folder + "/tokenizer_config.json";
 }
