@@ -257,8 +257,13 @@ void Maker::SetGroups(const char* leaf, int64_t columns, int64_t width, Blocks& 
   const int64_t n_groups = blocks.n_groups;
   blocks.group.resize(static_cast<size_t>(columns));
   const StoredTensor* const list = Find(leaf, {columns}, /*is_needed=*/false, kWordTypes);
+  const auto listed = [list](int64_t i) { return Load<int32_t>(list->bytes, i); };
+  // compressed-tensors fills a list with -1 at first and takes one that has it for none.
+  const bool may_be_unset = spec_.method == QuantizationMethod::kCompressedTensors;
+  bool is_set = list != nullptr;
+  for (int64_t i = 0; is_set && may_be_unset && i < columns; ++i) is_set = listed(i) != -1;
   for (int64_t i = 0; i < columns; ++i) {
-    const int64_t group = list != nullptr ? Load<int32_t>(list->bytes, i) : i / width;
+    const int64_t group = is_set ? listed(i) : i / width;
     if (group < 0 || group >= n_groups) {
       return Fail(leaf, absl::StrCat("expected groups in [0, ", n_groups - 1, "], got ", group,
                                      " at [", i, "]"));

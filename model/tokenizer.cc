@@ -34,19 +34,33 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& fo
     }
   }
   if (tokenizer->kind_ == TokenizerKind::kSentencePiece) {
-    std::string error;
-    tokenizer->pieces_ = LoadPieces(path, &error);
-    if (!tokenizer->pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
-    if (const int64_t size = tokenizer->pieces_->size; size > config.vocab_size) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(path, ": has ", size, " pieces, but vocab_size is ", config.vocab_size));
-    }
-    ASSIGN_OR_RETURN(const nlohmann::json beside, TokenizerConfig(folder));
-    JsonFields fields(beside, "");
-    if (!fields.BoolOr("add_bos_token", true)) tokenizer->bos_.reset();
-    if (!fields.status().ok()) return InContext(TokenizerConfigPath(folder), fields.status());
+    RETURN_IF_ERROR(tokenizer->LoadSentencePiece(folder, config.vocab_size));
   }
   return tokenizer;
+}
+
+absl::Status Tokenizer::LoadSentencePiece(const std::string& folder, int64_t vocab_size) {
+  const std::string path = absl::StrCat(folder, "/tokenizer.model");
+  std::string error;
+  pieces_ = LoadPieces(path, &error);
+  if (!pieces_) return absl::DataLossError(absl::StrCat(path, ": ", error));
+  if (const int64_t size = pieces_->size; size > vocab_size) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(path, ": has ", size, " pieces, but vocab_size is ", vocab_size));
+  }
+  ASSIGN_OR_RETURN(const nlohmann::json beside, TokenizerConfig(folder));
+  JsonFields fields(beside, "");
+  if (!fields.BoolOr("add_bos_token", true)) bos_.reset();
+  if (!fields.status().ok()) return InContext(TokenizerConfigPath(folder), fields.status());
+  ASSIGN_OR_RETURN(const auto added, TokensBeside(folder, beside));
+  const auto first = added.lower_bound(pieces_->size);
+  if (first == added.end()) return absl::OkStatus();
+  notes_.push_back(absl::StrCat(
+      "tokenizer.model has no pieces for the tokens that tokenizer_config.json and "
+      "added_tokens.json add, from ",
+      Quoted(first->second), " with the id ", first->first,
+      " on: they are not found in texts, and give none. A tokenizer.json of BPE would have them"));
+  return absl::OkStatus();
 }
 
 int64_t Tokenizer::size() const {
@@ -83,10 +97,7 @@ bool Tokenizer::IsSilent(int32_t id) const {
          (pieces_ && pieces_->controls.contains(id));
 }
 
-const std::vector<std::string>& Tokenizer::notes() const {
-  static const std::vector<std::string>* const none = new std::vector<std::string>;
-  return bpe_ ? bpe_->notes() : *none;
-}
+const std::vector<std::string>& Tokenizer::notes() const { return bpe_ ? bpe_->notes() : notes_; }
 
 absl::StatusOr<std::vector<int32_t>> Tokenizer::Encode(std::string_view text, bool add_bos) const {
   if (!has_text()) {

@@ -50,6 +50,8 @@ class Tokenizer {
  private:
   friend class Detokenizer;
   Tokenizer() = default;
+  // Reads tokenizer.model and what files beside it say of it.
+  absl::Status LoadSentencePiece(const std::string& folder, int64_t vocab_size);
   // The bytes one token adds to the text. SentencePiece: "▁" is a space (at the beginning of a text
   // as in SentencePiece's own Decode), byte pieces are bytes. Not for kBpe.
   std::string Piece(int32_t id, bool first) const;
@@ -61,6 +63,7 @@ class Tokenizer {
   std::optional<int32_t> bos_;
   std::set<int32_t> silent_;           // bos and eos, which give no text
   std::optional<PieceModel> pieces_;   // kSentencePiece only
+  std::vector<std::string> notes_;     // kSentencePiece only
   std::unique_ptr<BpeTokenizer> bpe_;  // kBpe only
 };
 

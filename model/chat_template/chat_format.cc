@@ -117,12 +117,10 @@ absl::StatusOr<std::unique_ptr<ChatFormat>> ChatFormat::Load(const std::string& 
     ASSIGN_OR_RETURN(format->with_tools_,
                      ChatTemplate::Parse(found.tool_use->text, found.tool_use->place));
   }
-  ASSIGN_OR_RETURN(const Json map, model::OptionalObject(folder + "/special_tokens_map.json"));
   format->tokens_ = nlohmann::ordered_json::object();
-  for (const char* role : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token",
-                           "cls_token", "mask_token"}) {
-    const std::string token = model::TokenText(config.contains(role) ? config : map, role);
-    if (!token.empty()) format->tokens_[role] = token;
+  for (const std::string_view role : model::kTokenRoles) {
+    const std::string token = model::TokenText(config, role);
+    if (!token.empty()) format->tokens_[std::string(role)] = token;
   }
   return format;
 }

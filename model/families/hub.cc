@@ -67,12 +67,19 @@ std::shared_ptr<kernels::LayerConfig<kernels::GatedDeltaNetConfig>> HubReader::G
   return gdn;
 }
 
-HubReader::RopeObject HubReader::Rope(const HubRope& fields) const {
+HubReader::RopeObject HubReader::Rope(const HubRope& fields) {
   const Json older = all_.at("rope_scaling");
   if (fields.has_older && older.is_object() && !older.empty()) return {older, "rope_scaling."};
   const Json newer = all_.at("rope_parameters");
   if (!newer.is_object()) return {};
-  if (fields.layer_type.empty()) return {newer, "rope_parameters."};
+  if (fields.layer_type.empty()) {
+    for (const auto& [field, value] : newer.items()) {
+      if (!value.is_object()) continue;
+      file_.Fail(absl::StrCat("rope_parameters.", field),
+                 "expected no object: all layers of this family have the same RoPE");
+    }
+    return {newer, "rope_parameters."};
+  }
   const Json own = newer.value(std::string(fields.layer_type), Json());
   if (!own.is_object()) return {};
   return {own, absl::StrCat("rope_parameters.", AbslView(fields.layer_type), ".")};
@@ -188,6 +195,12 @@ void HubReader::AddLayers(const char* field, const std::vector<HubLayer>& kinds,
     file_.Fail(
         absl::StrCat(field, "[", i, "]"),
         absl::StrCat("unknown value ", Quoted(types[i]), "; known: ", absl::StrJoin(known, ", ")));
+  }
+  constexpr char kWindow[] = "sliding_window";
+  const bool is_null = all_.json.contains(kWindow) && all_.json.at(kWindow).is_null();
+  const auto slides = [](const LayerSpec& layer) { return layer.type == "sliding_attention"; };
+  if (is_null && std::ranges::any_of(config_.layers, slides)) {
+    file_.Fail(kWindow, "expected an integer, as layers slide, got null");
   }
 }
 

@@ -123,7 +123,7 @@ class HubReader {
     nlohmann::json fields = nlohmann::json::object();
     std::string prefix;
   };
-  RopeObject Rope(const HubRope& fields) const;
+  RopeObject Rope(const HubRope& fields);
   void ReadPartialRope(const RopeObject& object, const HubRope& fields,
                        kernels::AttentionConfig& attention, kernels::FieldNames& names);
   // A number of the object under one name, else of the top level under the other, else the

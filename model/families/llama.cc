@@ -36,7 +36,7 @@ struct Row {
   int64_t window = 4096;  // default of sliding_window; 0: none
 };
 
-// Tokens in the window of layers that slide; 0: no layer does.
+// Tokens in the window that the file gives to layers; 0: it gives none.
 int32_t ReadWindow(const Row& row, const ConfigFile& config_file, kernels::AttrReader& file) {
   if (row.windows == Windows::kNone) return 0;
   if (row.windows != Windows::kAll && !file.BoolOr("use_sliding_window", false)) return 0;
@@ -44,10 +44,7 @@ int32_t ReadWindow(const Row& row, const ConfigFile& config_file, kernels::AttrR
   if (is_there ? config_file.at("sliding_window").is_null() : row.window == 0) return 0;
   int64_t window = row.window;
   file.Int("sliding_window", window, 2, kMaxWindow);
-  // A window that no text of the model's positions fills is none: its memory would be taken at
-  // once.
-  const bool is_filled = window < MostPositions(config_file).value_or(INT64_MAX);
-  return is_filled ? static_cast<int32_t>(window) : 0;
+  return static_cast<int32_t>(window);
 }
 
 // Whether each layer has RoPE: no_rope_layers has 1 for those that do.
@@ -122,19 +119,24 @@ absl::Status ReadLlama(ConfigFile& config_file, ModelConfig& config) {
   reader.ReadNorms("rms_norm_eps", kRow.eps);
   RefuseOtherThanLlama(kRow, config_file, file);
   const int32_t window = ReadWindow(kRow, config_file, file);
+  // A window that no text of the model's positions fills is none: its memory would be taken at
+  // once.
+  const bool slides = window > 0 && window < MostPositions(config_file).value_or(INT64_MAX);
   const std::vector<bool> turns = ReadTurns(kRow, config, file);
-  const LlamaMixers rotary = MakeLlamaMixers(kRow, reader, config, true, window),
-                    without_positions = MakeLlamaMixers(kRow, reader, config, false, window);
+  const int32_t kept = slides ? window : 0;
+  const LlamaMixers rotary = MakeLlamaMixers(kRow, reader, config, true, kept),
+                    without_positions = MakeLlamaMixers(kRow, reader, config, false, kept);
   const int64_t first_sliding =
       kRow.windows == Windows::kLast ? file.IntOr("max_window_layers", 28, 0, kMaxLayers) : 0;
   std::vector<HubLayer> kinds = {{"full_attention", "full_attention", rotary.full}};
-  if (window > 0) kinds.push_back({"sliding_attention", "sliding_attention", rotary.sliding});
+  if (slides) kinds.push_back({"sliding_attention", "sliding_attention", rotary.sliding});
+  if (window > 0 && !slides) kinds.push_back({"sliding_attention", "full_attention", rotary.full});
   const bool has_types = kRow.windows == Windows::kLast || kRow.windows == Windows::kUnrotated;
   reader.AddLayers(
       has_types ? "layer_types" : "", kinds,
       [&](int i) {
         const bool may_slide = kRow.windows == Windows::kUnrotated ? !turns[i] : i >= first_sliding;
-        return window > 0 && may_slide ? 1 : 0;
+        return slides && may_slide ? 1 : 0;
       },
       file.IntOr("intermediate_size", kRow.feed_forward_width, 1, kMaxHiddenSize));
   const bool has_bias = kRow.has_mlp_bias && file.BoolOr("mlp_bias", false);

@@ -1,7 +1,9 @@
 #include "model/gguf/architecture.h"
 
 #include <algorithm>
+#include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "base/problems.h"
 
 namespace ovq::model {
@@ -29,6 +31,29 @@ int64_t HeadDim(ArchitectureKeys& keys) {
   const int64_t heads = keys.IntOr("attention.head_count", 1);
   return keys.IntOr("attention.key_length",
                     keys.Int("embedding_length") / std::max<int64_t>(heads, 1), 0);
+}
+
+void ReadRopeDivisors(ArchitectureKeys& keys, nlohmann::json& config) {
+  const nlohmann::json divisors = TensorNumbers(keys.file(), kRopeDivisors);
+  if (divisors.empty()) return;
+  if (config.contains("rope_scaling")) {
+    keys.Fail("rope.scaling.type", absl::StrCat("expected none beside ", kRopeDivisors));
+  }
+  config["rope_scaling"] = {{"rope_type", "divided"}, {"divisors", divisors}};
+}
+
+nlohmann::json TensorNumbers(const GgufFile& file, std::string_view tensor) {
+  nlohmann::json list = nlohmann::json::array();
+  const auto found = file.tensors().find(tensor);
+  if (found == file.tensors().end()) return list;
+  const GgufTensor& factors = found->second;
+  if (factors.shape.rank() != 1) return factors.shape.ToString();
+  std::vector<float> numbers(static_cast<size_t>(factors.type->elements));
+  for (size_t at = 0; at < factors.bytes.size(); at += factors.type->bytes) {
+    factors.type->decode(factors.bytes.data() + at, numbers.data());
+    for (const float number : numbers) list.push_back(number);
+  }
+  return list;
 }
 
 const GgufTensor* FindTensor(const GgufFile& file, std::string_view ending) {

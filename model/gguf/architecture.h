@@ -79,6 +79,8 @@ struct Architecture {
   // Layers differ: `read` reads key heads, widths of feed-forwards and channels that RoPE turns.
   bool is_hybrid = false;
   double rope_base = 10000;  // without rope.freq_base
+  // Tensors that `read` makes fields of; they are no weights.
+  std::span<const std::string_view> field_tensors = {};
   // Reads what the family has beside the usual fields.
   void (*read)(ArchitectureKeys& keys, nlohmann::json& config) = nullptr;
 };
@@ -87,6 +89,14 @@ struct Architecture {
 int64_t NumLayers(ArchitectureKeys& keys);
 // Channels of a head; 0 if the keys do not say.
 int64_t HeadDim(ArchitectureKeys& keys);
+// Factors of RoPE in place of the fields of llama3, and the tensors that hold them.
+inline constexpr char kRopeDivisors[] = "rope_freqs.weight";
+inline constexpr std::string_view kRopeTensors[] = {kRopeDivisors};
+// Makes them a rope_scaling, if the file has them.
+void ReadRopeDivisors(ArchitectureKeys& keys, nlohmann::json& config);
+// The numbers of a tensor, which GGUF has where config.json has a list; its shape as a text, which
+// is no list, if it is not one; empty if it is absent.
+nlohmann::json TensorNumbers(const GgufFile& file, std::string_view tensor);
 // The first tensor whose name has that ending; null without one.
 const GgufTensor* FindTensor(const GgufFile& file, std::string_view ending);
 

@@ -14,27 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The numbers of a tensor of factors, which GGUF has where config.json has a list.
-Json Numbers(const GgufFile& file, const char* tensor) {
-  Json list = Json::array();
-  const auto found = file.tensors().find(std::string_view(tensor));
-  if (found == file.tensors().end() || found->second.shape.rank() != 1) return list;
-  const GgufTensor& factors = found->second;
-  std::vector<float> numbers(static_cast<size_t>(factors.type->elements));
-  for (size_t at = 0; at < factors.bytes.size(); at += factors.type->bytes) {
-    factors.type->decode(factors.bytes.data() + at, numbers.data());
-    for (const float number : numbers) list.push_back(number);
-  }
-  return list;
-}
-
-void ReadLlama(ArchitectureKeys& keys, Json& config) {
-  const Json divisors = Numbers(keys.file(), "rope_freqs.weight");
-  if (!divisors.empty()) {
-    config["rope_scaling"] = {{"rope_type", "divided"}, {"divisors", divisors}};
-  }
-}
-
 // Every fourth layer has no RoPE; no key says so.
 void ReadSmolLm3(ArchitectureKeys&, Json& config) { config["no_rope_layer_interval"] = 4; }
 
@@ -73,20 +52,24 @@ void ReadOlmo2(ArchitectureKeys& keys, Json& config) {
                  "full_attention", "sliding_attention");
 }
 
+constexpr std::string_view kLongRopeTensors[] = {"rope_factors_long.weight",
+                                                 "rope_factors_short.weight"};
+
 void ReadPhi3(ArchitectureKeys& keys, Json& config) {
   const int64_t window = keys.IntOr("attention.sliding_window", 0, 0);
   config["sliding_window"] = window > 0 ? Json(window) : Json();
-  config["original_max_position_embeddings"] =
-      keys.IntOr("rope.scaling.original_context_length", config["max_position_embeddings"]);
+  constexpr char kOriginal[] = "rope.scaling.original_context_length", kMost[] = "context_length";
+  const char* const original = keys.Has(kOriginal) ? kOriginal : kMost;
+  if (keys.Has(original)) config["original_max_position_embeddings"] = keys.Int(original);
   const double head_dim = config["head_dim"];
   config["partial_rotary_factor"] =
       static_cast<double>(keys.IntOr("rope.dimension_count", config["head_dim"])) /
       std::max(head_dim, 1.0);
-  const Json divisors = Numbers(keys.file(), "rope_factors_long.weight");
-  if (divisors.empty()) return;
-  config["rope_scaling"] = {{"rope_type", "longrope"},
-                            {"long_factor", divisors},
-                            {"short_factor", Numbers(keys.file(), "rope_factors_short.weight")}};
+  const Json of_long = TensorNumbers(keys.file(), kLongRopeTensors[0]),
+             of_short = TensorNumbers(keys.file(), kLongRopeTensors[1]);
+  if (of_long.empty() && of_short.empty()) return;
+  config["rope_scaling"] = {
+      {"rope_type", "longrope"}, {"long_factor", of_long}, {"short_factor", of_short}};
   if (keys.Has("rope.scaling.attn_factor")) {
     config["rope_scaling"]["attention_factor"] = keys.FloatOr("rope.scaling.attn_factor", 1);
   }
@@ -96,7 +79,11 @@ constexpr GgufName kGemma3Names[] = {{"ffn_norm.", "pre_feedforward_layernorm."}
 constexpr GgufName kPhi3Names[] = {{"ffn_up.", "mlp.gate_up_proj."}};
 
 constexpr Architecture kArchitectures[] = {
-    {.name = "llama", .model_type = "llama", .interleaves_heads = true, .read = ReadLlama},
+    {.name = "llama",
+     .model_type = "llama",
+     .interleaves_heads = true,
+     .field_tensors = kRopeTensors,
+     .read = ReadRopeDivisors},
     {.name = "smollm3", .model_type = "smollm3", .interleaves_heads = true, .read = ReadSmolLm3},
     {.name = "qwen2", .model_type = "qwen2"},
     {.name = "qwen3", .model_type = "qwen3"},
@@ -107,7 +94,11 @@ constexpr Architecture kArchitectures[] = {
      .rope_base = 1e6,
      .read = ReadGemma3},
     {.name = "olmo2", .model_type = "olmo2", .read = ReadOlmo2},
-    {.name = "phi3", .model_type = "phi3", .names = kPhi3Names, .read = ReadPhi3}};
+    {.name = "phi3",
+     .model_type = "phi3",
+     .names = kPhi3Names,
+     .field_tensors = kLongRopeTensors,
+     .read = ReadPhi3}};
 
 }  // namespace
 

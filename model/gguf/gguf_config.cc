@@ -73,8 +73,8 @@ void ReadUsual(const Architecture& architecture, ArchitectureKeys& keys, Json& c
             {"num_attention_heads", std::max<int64_t>(heads, 1)},
             {"head_dim", head_dim},
             {"rms_norm_eps", keys.FloatOr("attention.layer_norm_rms_epsilon", 1e-5)},
-            {"max_position_embeddings", keys.IntOr("context_length", 1)},
             {"tie_word_embeddings", !file.tensors().contains("output.weight")}};
+  if (keys.Has("context_length")) config["max_position_embeddings"] = keys.Int("context_length");
   if (FindTensor(file, ".attn_q.bias") != nullptr) config["attention_bias"] = true;
   if (FindTensor(file, ".ffn_up.bias") != nullptr) config["mlp_bias"] = true;
   ReadRope(architecture, keys, config);

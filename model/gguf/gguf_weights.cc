@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <map>
 #include <optional>
 #include <string_view>
@@ -35,8 +34,6 @@ constexpr GgufName kLayerNames[] = {{"attn_norm.", "input_layernorm."},
                                     {"ffn_gate.", "mlp.gate_proj."},
                                     {"ffn_up.", "mlp.up_proj."},
                                     {"ffn_down.", "mlp.down_proj."}};
-constexpr std::string_view kConfigTensors[] = {"rope_freqs.weight", "rope_factors_long.weight",
-                                               "rope_factors_short.weight"};
 
 // Replaces the beginning of a name; false if the table does not know it.
 bool Rename(std::span<const GgufName> table, std::string_view leaf, std::string& name) {
@@ -330,7 +327,8 @@ absl::StatusOr<std::vector<GgufWeight>> GgufWeights(const GgufFile& file) {
   std::map<std::string, std::string> by_family_name;
   absl::Status problems;
   for (const auto& [name, tensor] : file.tensors()) {
-    if (std::ranges::find(kConfigTensors, name) != std::end(kConfigTensors)) continue;
+    const std::span<const std::string_view> fields = architecture->field_tensors;
+    if (std::ranges::find(fields, std::string_view(name)) != fields.end()) continue;
     const auto wrong = [&, &name = name](const auto&... what) {
       AddProblems(problems,
                   absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), ": ", what...)));

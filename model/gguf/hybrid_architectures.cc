@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "base/text.h"
 
 namespace ovq::model {
 namespace {
@@ -63,6 +64,7 @@ void ReadGranite(ArchitectureKeys& keys, Json& config) {
   const bool has_mamba = std::ranges::count(kv_heads, 0) > 0;
   const bool turns = keys.BoolOr("rope.scaling.finetuned", !has_mamba);
   config["position_embedding_type"] = turns ? "rope" : "nope";
+  ReadRopeDivisors(keys, config);
   if (!has_mamba) return;
   const int64_t inner = keys.Int("ssm.inner_size"), n_heads = keys.Int("ssm.time_step_rank");
   config["mamba_expand"] =
@@ -273,6 +275,7 @@ constexpr Architecture Granite(std::string_view name) {
           .experts = {.prefix = "block_sparse_moe.experts."},
           .interleaves_heads = true,
           .is_hybrid = true,
+          .field_tensors = kRopeTensors,
           .read = ReadGranite};
 }
 constexpr Architecture Qwen35(std::string_view name, std::string_view model_type) {

@@ -94,6 +94,12 @@ void BpeTokenizer::Note(JsonFields& file) {
 // Follows transformers' add_bos_token and add_eos_token: the token occurs there once or not at all.
 absl::Status BpeTokenizer::SetEnd(const TokenizerFolder::End& end, bool at_front) {
   if (!end.wanted || (!*end.wanted && end.token.empty())) return absl::OkStatus();
+  if (end.token.empty()) {
+    const char* const role = at_front ? "bos_token" : "eos_token";
+    return absl::InvalidArgumentError(absl::StrCat("tokenizer_config.json has add_", role,
+                                                   ", but neither it nor special_tokens_map.json ",
+                                                   "names the ", role));
+  }
   const AddedToken* added = added_.Find(std::string_view(end.token));
   const int32_t id = added != nullptr ? added->id : bpe_->vocab().Find(end.token);
   if (id < 0) {

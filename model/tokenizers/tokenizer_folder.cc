@@ -34,6 +34,17 @@ TokenizerFolder::End ReadEnd(JsonFields& config, const Json& json, const char* w
   return end;
 }
 
+// The texts of the tokens that have a role, and of the other special ones that are listed.
+std::vector<std::string> SpecialTexts(const Json& config) {
+  std::vector<std::string> texts;
+  for (const std::string_view role : kTokenRoles) texts.push_back(TokenText(config, role));
+  const Json more = config.value(kMoreSpecialTokens, Json());
+  for (const Json& token : more.is_array() ? more : Json::array()) {
+    texts.push_back(TokenText({{"token", token}}, "token"));
+  }
+  return texts;
+}
+
 // Collects the tokens that transformers keeps beside vocab.json: by id in added_tokens_decoder of
 // tokenizer_config.json; ids by token in added_tokens.json; and by role. GPT-2's own folder has
 // none of them.
@@ -57,12 +68,13 @@ Json AddedTokens(const Json& config, const Json& added, const Vocab::Entries& vo
       if (token == content) list.push_back({{"id", id}, {"content", content}, {"special", true}});
     }
   };
-  for (const char* role : {"bos_token", "eos_token", "unk_token", "pad_token"}) {
-    add_special(TokenText(config, role));
-  }
+  const std::vector<std::string> special = SpecialTexts(config);
+  for (const std::string& content : special) add_special(content);
   add_special("<|endoftext|>");
   for (const auto& [content, id] : added.items()) {
-    if (!known(content)) list.push_back({{"id", id}, {"content", content}});
+    const bool is_special = std::ranges::find(special, content) != special.end();
+    if (known(content)) continue;
+    list.push_back({{"id", id}, {"content", content}, {"special", is_special}});
   }
   return list;
 }
@@ -110,6 +122,18 @@ absl::Status ReadTokenizerJson(const std::string& folder, int64_t vocab_size,
   return absl::OkStatus();
 }
 
+absl::StatusOr<Json> ReadTokenizerConfig(const std::string& folder) {
+  ASSIGN_OR_RETURN(Json config, OptionalObject(TokenizerConfigPath(folder)));
+  ASSIGN_OR_RETURN(const Json map, OptionalObject(folder + "/special_tokens_map.json"));
+  const auto add = [&](std::string_view field) {
+    const auto found = map.find(std::string(field));
+    if (found != map.end()) config.emplace(std::string(field), *found);  // unless it is there
+  };
+  std::ranges::for_each(kTokenRoles, add);
+  add(kMoreSpecialTokens);
+  return config;
+}
+
 absl::Status ReadGguf(const std::string& path, int64_t vocab_size, TokenizerFolder& result) {
   GgufFile file;
   RETURN_IF_ERROR(GgufFile::Open(path, file));
@@ -145,12 +169,28 @@ absl::StatusOr<TokenizerFolder> TokenizerFolder::Read(const std::string& folder,
   return result;
 }
 
+absl::StatusOr<std::map<int64_t, std::string>> TokensBeside(const std::string& folder,
+                                                            const Json& config) {
+  ASSIGN_OR_RETURN(const Json by_token, OptionalObject(folder + "/added_tokens.json"));
+  std::map<int64_t, std::string> tokens;
+  for (const auto& [token, id] : by_token.items()) {
+    if (id.is_number_integer()) tokens[id.get<int64_t>()] = token;
+  }
+  const Json by_id = config.value("added_tokens_decoder", Json());
+  if (!by_id.is_object()) return tokens;
+  for (const auto& [key, token] : by_id.items()) {
+    int64_t id = -1;
+    if (absl::SimpleAtoi(key, &id)) tokens[id] = TokenText(by_id, key);
+  }
+  return tokens;
+}
+
 std::string TokenizerConfigPath(const std::string& folder) {
   return IsGguf(folder) ? folder : folder + "/tokenizer_config.json";
 }
 
 absl::StatusOr<Json> TokenizerConfig(const std::string& folder) {
-  if (!IsGguf(folder)) return OptionalObject(TokenizerConfigPath(folder));
+  if (!IsGguf(folder)) return ReadTokenizerConfig(folder);
   GgufFile file;
   RETURN_IF_ERROR(GgufFile::Open(folder, file));
   absl::StatusOr<Json> config = GgufTokenizerConfig(file);

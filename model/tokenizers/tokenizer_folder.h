@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -29,8 +30,18 @@ struct TokenizerFolder {
   static absl::StatusOr<TokenizerFolder> Read(const std::string& folder, int64_t vocab_size);
 };
 
-// tokenizer_config.json of a folder, empty if it is absent, or what a GGUF file says of it.
+// The fields of tokenizer_config.json that name a token by its role.
+inline constexpr std::string_view kTokenRoles[] = {
+    "bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"};
+inline constexpr char kMoreSpecialTokens[] = "additional_special_tokens";  // a list of others
+
+// tokenizer_config.json of a folder, empty if it is absent, with those of these fields that
+// special_tokens_map.json has alone, as in older folders; or what a GGUF file says of it.
 absl::StatusOr<nlohmann::json> TokenizerConfig(const std::string& folder);
+// Texts by id of the tokens that TokenizerConfig's added_tokens_decoder and the folder's
+// added_tokens.json add to a vocabulary. Entries that are none are left out.
+absl::StatusOr<std::map<int64_t, std::string>> TokensBeside(const std::string& folder,
+                                                            const nlohmann::json& config);
 // Where TokenizerConfig is from.
 std::string TokenizerConfigPath(const std::string& folder);
 // Reads a JSON file; an empty object if it is absent.

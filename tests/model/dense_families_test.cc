@@ -98,6 +98,37 @@ TEST(DenseFamilies, RefuseWhatTheyDoNotHave) {
   }
 }
 
+// Objects for types of layers belong to gemma3 and olmo3 alone.
+TEST(DenseFamilies, RefuseRopesOfTypesOfLayers) {
+  const json yarn = {{"rope_type", "yarn"},
+                     {"rope_theta", 1e6},
+                     {"factor", 4},
+                     {"original_max_position_embeddings", 64}};
+  for (const char* name : {kMistral, kQwen2, kQwen3, kSmolLm3, kOlmo2, kPhi}) {
+    ExpectRefused(name,
+                  {{"rope_scaling", nullptr}, {"rope_parameters", {{"full_attention", yarn}}}},
+                  "rope_parameters.full_attention: expected no object");
+  }
+  ExpectRefused(kOlmo3,
+                {{"rope_scaling", nullptr}, {"rope_parameters", {{"sliding_attention", yarn}}}},
+                "rope_parameters.sliding_attention: expected no object");
+}
+
+// Transformers takes a default where the field is absent alone.
+TEST(DenseFamilies, RefuseNoWindowForLayersThatSlide) {
+  for (const char* name : {kGemma, kOlmo3, "published/cohere2-sw", "published/muse_glimmer-five"}) {
+    EditedModel model(name);
+    json& text = model.config.contains("text_config") ? model.config["text_config"] : model.config;
+    text["sliding_window"] = nullptr;
+    model.ExpectError(absl::StatusCode::kInvalidArgument,
+                      "sliding_window: expected an integer, as layers slide, got null");
+  }
+  EditedModel model(kOlmo3);
+  model.config["sliding_window"] = nullptr;
+  for (json& type : model.config["layer_types"]) type = "full_attention";
+  EXPECT_TRUE(model.Load().ok());
+}
+
 TEST(DenseFamilies, Gemma3RefusesWhatItDoesNotHave) {
   ExpectRefused(kGemma, {{"hidden_activation", "gelu"}},
                 "hidden_activation: unknown value 'gelu'; known: gelu_pytorch_tanh");
@@ -302,6 +333,15 @@ TEST(DenseFamilies, WindowsFollowTheirFields) {
                   {{"use_sliding_window", true}, {"sliding_window", 8}, {"layer_types", nullptr}}),
             "fffsf");
   EXPECT_EQ(types(kSmolLm3, {{"use_sliding_window", true}, {"layer_types", nullptr}}), "fffff");
+  for (const char* name : {kQwen2, kQwen3}) {  // windows that none fills, in a list of layers
+    EXPECT_EQ(
+        types(name,
+              {{"use_sliding_window", true},
+               {"sliding_window", 4096},
+               {"layer_types",
+                {"full_attention", "full_attention", "sliding_attention", "sliding_attention"}}}),
+        "ffff");
+  }
   EXPECT_EQ(types(kGemma, {}), "sssssf");
   EXPECT_EQ(types(kGemma, {{"sliding_window_pattern", 2}}), "sfsfsf");
   EXPECT_EQ(types(kOlmo3, {{"layer_types", nullptr}}), "sssf");

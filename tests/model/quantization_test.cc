@@ -114,6 +114,36 @@ TEST(Quantization, GptqsZeroPointsMayBeZero) {
   }
 }
 
+// compressed-tensors writes a list of groups whose numbers were never set as -1.
+TEST(Quantization, ColumnsWhoseGroupsAreUnsetLieInTheirOrder) {
+  const auto values = [](const std::string& groups) {
+    EditedModel model(kLlama);
+    model.tensors.clear();
+    model.tensors["a.weight_scale"] = {{1, 2}, Bytes({1, 2})};
+    model.typed["a.weight_packed"] = {"I32", {1, 2}, std::string(8, '\x81')};
+    model.typed["a.weight_shape"] = {
+        "I64", {2}, std::string("\1\0\0\0\0\0\0\0\10\0\0\0\0\0\0\0", 16)};
+    model.typed["a.weight_g_idx"] = {"I32", {8}, groups};
+    const TempFolder folder;
+    model.Write(folder);
+    Weights weights;
+    EXPECT_TRUE(Weights::Open(folder.path(), weights).ok());
+    const absl::Status status =
+        AddQuantized(Read({{"quant_method", "compressed-tensors"}}), weights);
+    if (!status.ok()) return Message(status);
+    const auto made = weights.GetTensor("a.weight", {1, 8});
+    EXPECT_TRUE(made.ok()) << made.status();
+    std::string text;
+    for (int i = 0; i < 8; ++i) absl::StrAppend(&text, made->as<const float>()[i]);
+    return text;
+  };
+  const std::string zero(4, '\0'), unset(4, '\xff'), one("\1\0\0\0", 4);
+  EXPECT_EQ(values(std::string(32, '\xff')), "11112222");
+  EXPECT_EQ(values(zero + one + zero + one + zero + one + zero + one), "12121212");
+  EXPECT_EQ(values(zero + one + zero + one + zero + one + zero + unset), "11112222");
+  EXPECT_THAT(values(std::string(32, '\xfe')), ::testing::HasSubstr("expected groups in [0, 1]"));
+}
+
 float AbsMax(const std::vector<float>& values) {
   float most = 1e-6f;
   for (const float v : values) most = std::max(most, std::abs(v));

@@ -181,6 +181,26 @@ TEST_F(SentencePiece, BosIsAddedUnlessTokenizerConfigSaysNo) {
               HasSubstr("tokenizer_config.json: add_bos_token: expected true or false"));
 }
 
+TEST_F(SentencePiece, TokensThatItDoesNotHaveAreNoted) {
+  EXPECT_THAT(Load()->notes(), ElementsAre());
+  const TempFolder folder;
+  folder.Write("tokenizer.model", ReadBytes(folder_->file("tokenizer.model")));
+  const auto notes = [&] {
+    const auto tokenizer = Tokenizer::Load(folder.path(), Config());
+    Check(tokenizer.ok(), Message(tokenizer.status()).c_str());
+    return (*tokenizer)->notes();
+  };
+  folder.Write("tokenizer_config.json",
+               R"({"added_tokens_decoder": {"1": {"content": "<s>"}, "x": 7}})");
+  EXPECT_THAT(notes(), ElementsAre());
+  folder.Write("added_tokens.json", R"({"<end>": 401, "<turn>": 400, "<s>": 1})");
+  EXPECT_THAT(notes(), ElementsAre(HasSubstr("from '<turn>' with the id 400 on")));
+  folder.Write("tokenizer_config.json",
+               R"({"added_tokens_decoder": {"402": {"content": "<x>"}, "10": {"content": "a"}}})");
+  folder.Write("added_tokens.json", "{}");
+  EXPECT_THAT(notes(), ElementsAre(HasSubstr("from '<x>' with the id 402 on")));
+}
+
 TEST_F(SentencePiece, AnyPiecesDecodeAsTheLibraryDoes) {
   const auto tokenizer = Load();
   std::mt19937 random(3);

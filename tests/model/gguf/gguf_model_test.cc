@@ -9,6 +9,7 @@
 #include "absl/strings/str_cat.h"
 #include "base/problems.h"
 #include "base/text.h"
+#include "kernels/mixers/common/attention.h"
 #include "model/load_config.h"
 #include "model/tokenizer.h"
 #include "model/tokenizers/gguf_tokenizer.h"
@@ -110,15 +111,21 @@ TEST(GgufModel, HasTheNumbersOfItsExpertsBlocks) {
 
 constexpr uint64_t kGgufWidth = 32, kGgufVocab = 8, kGgufInner = 64;
 
-// A model of one layer with two heads, whose weights are all 1/16.
-GgufWriter OneLayer() {
+// The keys of a model of one layer with two heads, but for context_length.
+GgufWriter OneLayer(const std::string& architecture) {
   GgufWriter writer;
-  writer.Key("general.architecture", "llama");
-  writer.Key("llama.block_count", 1u);
-  writer.Key("llama.embedding_length", uint32_t{kGgufWidth});
-  writer.Key("llama.feed_forward_length", uint32_t{kGgufInner});
-  writer.Key("llama.attention.head_count", 2u);
-  writer.Key("llama.attention.layer_norm_rms_epsilon", 1e-5f);
+  writer.Key("general.architecture", architecture);
+  writer.Key(architecture + ".block_count", 1u);
+  writer.Key(architecture + ".embedding_length", uint32_t{kGgufWidth});
+  writer.Key(architecture + ".feed_forward_length", uint32_t{kGgufInner});
+  writer.Key(architecture + ".attention.head_count", 2u);
+  writer.Key(architecture + ".attention.layer_norm_rms_epsilon", 1e-5f);
+  return writer;
+}
+
+// A model whose weights are all 1/16.
+GgufWriter OneLayer() {
+  GgufWriter writer = OneLayer("llama");
   writer.Key("llama.context_length", 100u);
   return writer;
 }
@@ -191,6 +198,62 @@ TEST(GgufModel, ErrorsNameTheKey) {
   EXPECT_THAT(ModelProblem(writer), HasSubstr("general.architecture: expected one of llama, "));
   writer.Key("general.architecture", "mamba");
   EXPECT_THAT(ModelProblem(writer), HasSubstr("got 'mamba'"));
+}
+
+TEST(GgufModel, HasItsWindowUnlessTheContextIsShorter) {
+  const auto type = [](uint32_t context_length) {
+    GgufWriter writer = OneLayer("phi3");
+    if (context_length > 0) writer.Key("phi3.context_length", context_length);
+    writer.Key("phi3.attention.sliding_window", 16u);
+    AddTensors(writer);
+    const TempFolder folder;
+    folder.Write("m.gguf", writer.Bytes());
+    const absl::StatusOr<ModelConfig> config = LoadConfig(folder.file("m.gguf"));
+    Check(config.ok(), Message(config.status()).c_str());
+    return config->layers[0].type;
+  };
+  EXPECT_EQ(type(100), "sliding_attention");
+  EXPECT_EQ(type(16), "full_attention");
+  EXPECT_EQ(type(0), "sliding_attention");  // without the key nothing says that it is shorter
+}
+
+// The factors of RoPE of a file with such a tensor, or the error.
+std::string RopeFactors(const char* architecture, const std::vector<uint64_t>& dims,
+                        const char* scaling = nullptr, const char* tensor = "rope_freqs.weight") {
+  GgufWriter writer = OneLayer(architecture);
+  writer.Key(absl::StrCat(architecture, ".attention.head_count_kv"), 2u);
+  if (scaling != nullptr) {
+    writer.Key(absl::StrCat(architecture, ".rope.scaling.type"), scaling);
+  }
+  AddTensors(writer);
+  writer.Tensor(tensor, dims, 0, Sixteenths(8));
+  const TempFolder folder;
+  folder.Write("m.gguf", writer.Bytes());
+  const absl::StatusOr<ModelConfig> config = LoadConfig(folder.file("m.gguf"));
+  if (!config.ok()) return Message(config.status());
+  Weights weights;
+  const absl::Status status = Weights::Open(folder.file("m.gguf"), weights);
+  if (!status.ok()) return Message(status);
+  std::string text = weights.Has("rope_freqs.weight") ? "a weight" : "";
+  for (const double factor : config->layers[0].mixer->attention()->input.rope.factors) {
+    absl::StrAppend(&text, factor, " ");
+  }
+  return text;
+}
+
+TEST(GgufModel, FactorsOfRopeCountOrAreAWeightThatNobodyUses) {
+  for (const char* name : {"llama", "granite"}) {
+    EXPECT_EQ(RopeFactors(name, {8}), "16 16 16 16 16 16 16 16 ") << name;
+    EXPECT_THAT(RopeFactors(name, {4, 2}),
+                HasSubstr("rope_scaling.divisors: expected a list of 8 numbers, got \"[2, 4]\""));
+    EXPECT_THAT(RopeFactors(name, {8}, "linear"),
+                HasSubstr("rope.scaling.type: expected none beside rope_freqs.weight"));
+  }
+  EXPECT_THAT(RopeFactors("phi3", {8}, nullptr, "rope_factors_short.weight"),
+              HasSubstr("rope_scaling.long_factor: expected a list of 8 numbers"));
+  for (const char* name : {"smollm3", "qwen3", "phi3"}) {
+    EXPECT_EQ(RopeFactors(name, {8}), "a weight") << name;
+  }
 }
 
 TEST(GgufModel, ErrorsNameTheTensor) {

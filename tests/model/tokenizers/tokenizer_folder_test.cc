@@ -54,6 +54,22 @@ TEST_F(VocabAndMerges, TokensBesideThem) {
   EXPECT_TRUE((*tokenizer)->IsSpecial(258));
 }
 
+// Older folders list them in special_tokens_map.json and added_tokens.json alone.
+TEST_F(VocabAndMerges, SpecialTokensByRoleAndByList) {
+  folder_.Write("added_tokens.json", R"({"<x>": 300, "<end>": 301, "<turn>": 302})");
+  folder_.Write("tokenizer_config.json", R"({"eos_token": "<end>"})");
+  folder_.Write("special_tokens_map.json",
+                R"({"eos_token": "he", "bos_token": "ll",
+                    "additional_special_tokens": [{"content": "<turn>"}, "llo"]})");
+  const auto tokenizer = BpeTokenizer::Load(folder_.path(), kManyIds);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  for (const int32_t id : {257, 258, 301, 302}) EXPECT_TRUE((*tokenizer)->IsSpecial(id)) << id;
+  for (const int32_t id : {256, 300}) EXPECT_FALSE((*tokenizer)->IsSpecial(id)) << id;
+  const std::vector<int32_t> ids = Encode(**tokenizer, "<turn><x>he<end>");
+  EXPECT_THAT(ids, ElementsAre(302, 300, 256, 301));
+  EXPECT_EQ(Decode(**tokenizer, ids, /*skip_special=*/true), "<x>he");
+}
+
 // Qwen's tokenizers compose characters, their digits are words of their own, and in Qwen3.5's words
 // have marks.
 TEST_F(VocabAndMerges, AreQwensTokenizerByItsClass) {
@@ -134,6 +150,13 @@ TEST_F(WithConfig, BosStandsOnceOrNotAtAll) {
   EXPECT_THAT(Before({{"add_bos_token", false}, {"bos_token", nullptr}}, true), ElementsAre(1));
 }
 
+TEST_F(WithConfig, BosMayBeNamedBesideIt) {
+  folder_.Write("special_tokens_map.json", R"({"bos_token": {"content": "<s>"}})");
+  EXPECT_THAT(Before({{"add_bos_token", true}}, false), ElementsAre(1));
+  EXPECT_THAT(Before({{"add_bos_token", false}}, true), ElementsAre());
+  EXPECT_THAT(Before({{"add_bos_token", true}, {"bos_token", "</s>"}}, false), ElementsAre(2));
+}
+
 TEST_F(WithConfig, Eos) {
   const auto tokenizer =
       Load({{"add_eos_token", true}, {"eos_token", {{"content", "</s>"}}}}, true);
@@ -145,6 +168,9 @@ TEST_F(WithConfig, Eos) {
 TEST_F(WithConfig, Errors) {
   EXPECT_THAT(Message(Load({{"add_bos_token", true}, {"bos_token", "<b>"}}, false).status()),
               HasSubstr("tokenizer.json: has no token '<b>', which tokenizer_config.json names"));
+  EXPECT_THAT(Message(Load({{"add_bos_token", true}}, false).status()),
+              HasSubstr("tokenizer_config.json has add_bos_token, but neither it nor "
+                        "special_tokens_map.json names the bos_token"));
   EXPECT_THAT(Message(Load({{"add_bos_token", "yes"}}, false).status()),
               HasSubstr("tokenizer_config.json: add_bos_token: expected true or false, got 'yes'"));
 }
