@@ -108,10 +108,10 @@ bool RewindSession(const Connection& connection, const std::string& id, uint64_t
   return true;
 }
 
-// Exports the session to a new file, which is removed if the call fails.
-void SaveSession(const Connection& connection, const std::string& id, const std::string& path) {
-  std::FILE* file = OpenFile(path, "wbx");
-  if (file == nullptr) return;
+// Writes the session's bytes to the file, which it closes. Returns how many there are; nullopt
+// after printing the error.
+std::optional<size_t> ExportSession(const Connection& connection, const std::string& id,
+                                    std::FILE* file, const std::string& path) {
   SessionCall call(connection, id);
   v1::ExportSessionRequest request;
   request.set_session_id(id);
@@ -126,16 +126,13 @@ void SaveSession(const Connection& connection, const std::string& id, const std:
   written = std::fclose(file) == 0 && written;
   if (!written) call.context.TryCancel();
   const grpc::Status status = reader->Finish();
-  if (written && status.ok()) {
-    Tell(absl::StrCat("[", bytes, " bytes in ", path, "]"));
-    return;
-  }
-  std::remove(path.c_str());
+  if (written && status.ok()) return bytes;
   if (written) {
     Complain(connection, status, call.context);
   } else {
     Complain(absl::StrCat(path, ": cannot be written"));
   }
+  return std::nullopt;
 }
 
 // Creates a session from a file and prints its id.
@@ -191,9 +188,7 @@ const Dialogue::Command Dialogue::kCommands[] = {
     {"/fork", "", "copy the session and print the copy's id, for --session",
      [](Dialogue& d, const std::string&) { ForkSession(d.connection_, d.session_id()); }},
     {"/save", "FILE", "write the session to a new file",
-     [](Dialogue& d, const std::string& file) {
-       SaveSession(d.connection_, d.session_id(), file);
-     }},
+     [](Dialogue& d, const std::string& file) { d.Save(file); }},
     {"/load", "FILE", "make a session of such a file and print its id, for --session",
      [](Dialogue& d, const std::string& file) { LoadSession(d.connection_, file); }},
     {"/quit", "", "end the conversation; so does Ctrl-D",
@@ -387,6 +382,30 @@ void Dialogue::Undo() {
   } else if (RewindSession(connection_, session_id(), *position)) {
     conversation_->DropLastQuestion();
   }
+}
+
+void Dialogue::Save(const std::string& path) {
+  std::FILE* file = nullptr;
+  int error = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    file = std::fopen(path.c_str(), "wbx");
+    error = errno;
+    if (file != nullptr) unfinished_file_ = path;
+  }
+  if (file == nullptr) return (void)Complain(absl::StrCat(path, ": ", std::strerror(error)));
+  const std::optional<size_t> bytes = ExportSession(connection_, session_id(), file, path);
+  {
+    const std::lock_guard lock(mutex_);
+    if (!bytes) std::remove(path.c_str());
+    unfinished_file_.clear();
+  }
+  if (bytes) Tell(absl::StrCat("[", *bytes, " bytes in ", path, "]"));
+}
+
+void Dialogue::Abandon() {
+  mutex_.lock();
+  if (!unfinished_file_.empty()) std::remove(unfinished_file_.c_str());
 }
 
 bool Dialogue::OnInterrupt() {

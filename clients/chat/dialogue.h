@@ -15,7 +15,7 @@
 
 namespace ovq::clients {
 
-// All methods except OnInterrupt must be called on one thread.
+// All methods except OnInterrupt and Abandon must be called on one thread.
 class Dialogue {
  public:
   // The /set command changes `options.turn`.
@@ -29,6 +29,10 @@ class Dialogue {
   // and the input does not read yet. Returns false if none runs otherwise, or it was cancelled
   // already.
   bool OnInterrupt();
+
+  // Removes the file of a /save that has not ended. The program must end then: the lock stays held,
+  // so that nothing reports that file as written.
+  void Abandon();
 
  private:
   struct Command;
@@ -55,14 +59,17 @@ class Dialogue {
   void Settings(const std::string& rest);
   void Reset();
   void Undo();
+  // Exports the session to a new file, which is removed if that does not end well.
+  void Save(const std::string& path);
 
   const Connection& connection_;
   ChatOptions& options_;
   const Screen& screen_;
   Input& input_;
   v1::ModelInfo model_;  // as the server described it to AskForModel
-  std::mutex mutex_;     // lets OnInterrupt read the pointer
+  std::mutex mutex_;     // lets OnInterrupt read the pointer, and Abandon the path
   std::unique_ptr<Conversation> conversation_;
+  std::string unfinished_file_;      // path of the file that /save is writing
   std::atomic<bool> asked_ = false;  // a question was asked since the input gave a line
   bool typed_ = false;               // turns are typed on a terminal
   bool open_ = false;                // the conversation has begun and End was not called

@@ -31,6 +31,7 @@ int Converse(const Connection& connection, ChatOptions& options, const Screen& s
     if (signal == SIGWINCH) return editor->Resized();
     if (signal == SIGINT && dialogue.OnInterrupt()) return;
     if (editor) editor->Restore();
+    dialogue.Abandon();
     _exit(128 + signal);
   });
   return dialogue.Run(question);

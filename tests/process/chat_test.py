@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 from client_test_util import WithServer
@@ -225,6 +226,23 @@ class ChatInteractive(WithChat):
         self.assertIn(f"{bad}x: No such file", run.stderr)
         _, made = re.findall(r"^(?:> )?session (\S+)$", run.stderr, re.MULTILINE)
         self.assertEqual(self.server.sessions[made].position, 8)
+
+    def test_an_interrupted_save_leaves_no_file(self):
+        self.addCleanup(self.server.exports_go_on.set)
+        self.server.exports_go_on.clear()
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "kept")
+            with subprocess.Popen(self.chat_command("--interactive"), stdin=subprocess.PIPE,
+                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+                process.stdin.write(f"abc\n/save {file}\n".encode())
+                process.stdin.flush()
+                end = time.monotonic() + 30
+                while not os.path.exists(file) and time.monotonic() < end:
+                    time.sleep(0.01)
+                self.assertTrue(os.path.exists(file))
+                process.send_signal(signal.SIGINT)
+                self.assertEqual(process.wait(timeout=30), 130)
+            self.assertEqual(os.listdir(folder), [])
 
     def test_a_file_that_cannot_be_read_is_named(self):
         with tempfile.TemporaryDirectory() as folder:

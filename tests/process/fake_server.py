@@ -53,6 +53,8 @@ class FakeServer:
         # times in ms with which the next calls of Generate and Score are refused
         self.refusals = []
         self.refuse_sampling = None  # if set, Generate refuses its sampling with this text
+        self.exports_go_on = threading.Event()  # else each waits after its first part
+        self.exports_go_on.set()
         self._grpc = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
         pb_grpc.add_InferenceServiceServicer_to_server(self, self._grpc)
         pb_grpc.add_SessionServiceServicer_to_server(self, self._grpc)
@@ -192,6 +194,7 @@ class FakeServer:
             parts = (b"since ", str(since.length).encode(), b" ", since.digest)
         for part in parts:
             yield self.pb.SessionBytes(data=part)
+            self.exports_go_on.wait(60)
 
     def ImportSession(self, requests, context):
         data = b"".join(part.data for part in requests)
