@@ -56,9 +56,11 @@ absl::Status FlushStdout() {
 
 namespace {
 
-// The file that is written first. A device or pipe (/dev/stdout) cannot be replaced by a rename.
+// The file that is written first. A device or pipe (/dev/stdout) cannot be replaced by a rename;
+// /dev/shm has plain files.
 std::string PartialPath(const std::string& path) {
-  return path.starts_with("/dev/") ? path : path + ".part";
+  const bool in_place = path.starts_with("/dev/") && !path.starts_with("/dev/shm/");
+  return in_place ? path : path + ".part";
 }
 
 }  // namespace
@@ -80,9 +82,10 @@ absl::Status CheckWritable(const std::string& path) {
     errno = EISDIR;
     return LastError(path);
   }
+  const bool was_there = access(part.c_str(), F_OK) == 0;
   const File file(std::fopen(part.c_str(), "abe"), std::fclose);
   if (file == nullptr) return LastError(part);
-  if (part != path) (void)unlink(part.c_str());
+  if (!was_there) (void)unlink(part.c_str());
   return absl::OkStatus();
 }
 

@@ -44,6 +44,17 @@ TEST_F(Files, WhetherOneCanBeWrittenIsKnownBefore) {
   EXPECT_FALSE(std::filesystem::exists(path_ + ".part"));
 }
 
+TEST_F(Files, ThoseInMemoryAreFilesAsWell) {
+  const std::string path = "/dev/shm/files_test_" + std::to_string(getpid());
+  EXPECT_TRUE(CheckWritable(path).ok());
+  EXPECT_FALSE(std::filesystem::exists(path));
+  EXPECT_EQ(WriteFile("/dev/shm", "").message(), "/dev/shm: Is a directory");
+  EXPECT_TRUE(WriteFile(path, "x").ok());
+  EXPECT_FALSE(std::filesystem::exists(path + ".part"));
+  EXPECT_EQ(ReadFile(path, 1).value(), "x");
+  std::filesystem::remove(path);
+}
+
 TEST_F(Files, APipeIsReadToItsEndOnlyWhereItMayBe) {
   ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
   EXPECT_EQ(ReadFile(path_, 10).status().message(), path_ + ": not a regular file");
