@@ -23,6 +23,7 @@
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/server/engine/forms.h"
+#include "tests/server/engine/stepping_clock.h"
 #include "tests/test_util.h"
 
 namespace ovq::engine::test {
@@ -141,6 +142,29 @@ TEST_F(Durable, ForksAndWaysBackAreKept) {
   EXPECT_EQ(State(engine(), id), first);
   EXPECT_EQ(Info(copies[1].id).position, 625);
   EXPECT_EQ(State(engine(), copies[1].id), second);
+}
+
+// A fork changes nothing of the session, but its time to live counts from it.
+TEST_F(Durable, ASessionThatIsOnlyForkedLivesOn) {
+  const auto ms = std::make_shared<std::atomic<int64_t>>(0);
+  EngineOptions options;
+  options.clock = StandingClock(ms);
+  Start(options);
+  SessionOptions made;
+  made.prompt = SomeTokens(10, 3);
+  made.ttl = absl::Minutes(10);
+  const std::string id = engine().NewSession(made).id;
+  for (const int restart : {1, 2}) {
+    *ms += 500'000;
+    Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+    engine()->sessions().Fork({.session_id = id}, forks.callback());
+    const absl::StatusOr<std::vector<SessionInfo>> copies = forks.Wait();
+    ASSERT_TRUE(copies.ok()) << copies.status();
+    const absl::Time expires = Info(id).expires;
+    Start(options);
+    EXPECT_EQ(Info(id).expires, expires) << restart;
+    EXPECT_EQ(Info(id).position, 10);
+  }
 }
 
 TEST_F(Durable, AFileJoinedWithADeltaIsKept) {
