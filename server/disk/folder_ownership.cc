@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
 
@@ -241,15 +242,16 @@ absl::StatusOr<store::RecoveredSessions> FolderOwnership::Recover() {
       found.damaged.emplace_back(takes[k].status().message());
     }
   }
-  RETURN_IF_ERROR(RemoveLeftovers(names, taken, needed));
+  RemoveLeftovers(names, taken, needed);
   return found;
 }
 
 // Removes files that a crash left behind, of this server's sessions and of sessions without a
-// journal.
-absl::Status FolderOwnership::RemoveLeftovers(const std::vector<std::string>& names,
-                                              const std::set<std::string>& taken,
-                                              const std::set<std::string>& needed) {
+// journal. One that stays, because its name is a folder's or the system refuses, is told and hurts
+// no session.
+void FolderOwnership::RemoveLeftovers(const std::vector<std::string>& names,
+                                      const std::set<std::string>& taken,
+                                      const std::set<std::string>& needed) {
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(files_.path(), "/", name);
     const std::string id = LeftoverSessionId(name);
@@ -259,9 +261,8 @@ absl::Status FolderOwnership::RemoveLeftovers(const std::vector<std::string>& na
     absl::Status status;
     if (ours || IsMissing(files_.JournalPath(id))) status = RemoveFile(path);
     if (!ours) locks_->Unlock(id);
-    RETURN_IF_ERROR(status);
+    if (!status.ok()) failed_(InContext("a file that belongs to no session stays", status));
   }
-  return absl::OkStatus();
 }
 
 void FolderOwnership::Quarantine(const std::string& id) {

@@ -188,6 +188,22 @@ TEST_F(SessionFolderTest, ATextWithoutItsNameIsRemovedAtTheStart) {
   EXPECT_FALSE(std::filesystem::exists(nobody + ".text.part"));
 }
 
+TEST_F(SessionFolderTest, WhatCannotBeRemovedKeepsNoServerFromStarting) {
+  Open();
+  ASSERT_TRUE(Create(0).ok());
+  folder_.reset();
+  std::filesystem::create_directory(path_ + "/notes.text");
+  folder_ = SessionFolder::Open({.path = path_}, [this](const store::StoreReport& report) {
+              read_ = report.status;
+            }).value();
+  const absl::StatusOr<store::RecoveredSessions> found = folder_->Recover();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->sessions.size(), 1u);
+  EXPECT_THAT(found->damaged, IsEmpty());
+  EXPECT_THAT(read_.message(), HasSubstr("notes.text"));
+  EXPECT_TRUE(std::filesystem::exists(path_ + "/notes.text"));
+}
+
 TEST(TextOrder, ALaterChangeEndsTheEarlierOnes) {
   TextOrder order;
   const uint64_t a = order.Begin("a"), b = order.Begin("b"), later = order.Begin("a");
