@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "server/disk/durable_files.h"
@@ -16,6 +17,14 @@ namespace ovq::disk {
 namespace {
 
 constexpr size_t kMaxBytes = size_t{1} << 40;  // of a file that is read whole
+
+// Whether the file's name is that of a snapshot of the session, and not of one whose id begins
+// alike.
+bool NamesSnapshot(const std::string& id, absl::string_view name) {
+  const bool framed = absl::ConsumePrefix(&name, id + "-") &&
+                      absl::ConsumeSuffix(&name, SessionFiles::kSnapshotEnd);
+  return framed && name.find_first_not_of("0123456789") == absl::string_view::npos;
+}
 
 }  // namespace
 
@@ -85,10 +94,7 @@ absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) c
 void SessionFiles::MoveToDamaged(const std::string& id) const {
   const absl::StatusOr<std::vector<std::string>> names = ListFileNames(path_);
   for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-    if (name != id + kJournalEnd && name != id + kTextEnd &&
-        !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
-      continue;
-    }
+    if (name != id + kJournalEnd && name != id + kTextEnd && !NamesSnapshot(id, name)) continue;
     // If the move fails, the next start finds the file again.
     (void)rename(absl::StrCat(path_, "/", name).c_str(),
                  absl::StrCat(path_, "/damaged/", name).c_str());

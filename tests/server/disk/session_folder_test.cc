@@ -204,6 +204,26 @@ TEST_F(SessionFolderTest, WhatCannotBeRemovedKeepsNoServerFromStarting) {
   EXPECT_TRUE(std::filesystem::exists(path_ + "/notes.text"));
 }
 
+// Whoever makes a session chooses its key, which may be another session's id and more.
+TEST_F(SessionFolderTest, QuarantineLeavesASessionWhoseIdBeginsAlike) {
+  Open();
+  const std::string id(32, 'a'), other = absl::StrCat(id, "-fork.", id);
+  for (const std::string& one : {id, other}) {
+    store::JournalHead head = FiledHead(1);
+    head.id = one;
+    ASSERT_TRUE(ValueOf<absl::Status>([&](auto done) {
+                  folder_->Create(head, {}, WriteState, done);
+                }).ok());
+  }
+  folder_->Quarantine(id);
+  EXPECT_TRUE(std::filesystem::exists(absl::StrCat(path_, "/damaged/", id, "-1.session")));
+  EXPECT_TRUE(std::filesystem::exists(absl::StrCat(path_, "/", other, "-1.session")));
+  Open();
+  EXPECT_THAT(found_.damaged, IsEmpty());
+  ASSERT_EQ(found_.sessions.size(), 1u);
+  EXPECT_EQ(found_.sessions[0].head.id, other);
+}
+
 TEST(TextOrder, ALaterChangeEndsTheEarlierOnes) {
   TextOrder order;
   const uint64_t a = order.Begin("a"), b = order.Begin("b"), later = order.Begin("a");
