@@ -91,6 +91,14 @@ absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) c
                              .text_bytes = has_text ? static_cast<size_t>(text.st_size) : 0};
 }
 
+bool SessionFiles::HasSnapshot(const std::string& id, uint64_t version) const {
+  const absl::StatusOr<store::Journal> journal = ReadJournal(id);
+  if (!journal.ok() || journal->head.version != version) return false;
+  struct stat found = {};
+  return version == 0 || (stat(SnapshotPath(id, version).c_str(), &found) == 0 &&
+                          static_cast<uint64_t>(found.st_size) == journal->head.snapshot_bytes);
+}
+
 void SessionFiles::MoveToDamaged(const std::string& id) const {
   const absl::StatusOr<std::vector<std::string>> names = ListFileNames(path_);
   for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {

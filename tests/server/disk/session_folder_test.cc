@@ -224,6 +224,15 @@ TEST_F(SessionFolderTest, QuarantineLeavesASessionWhoseIdBeginsAlike) {
   EXPECT_EQ(found_.sessions[0].head.id, other);
 }
 
+TEST_F(SessionFolderTest, AnEmptySessionNeedsNoSnapshot) {
+  Open();
+  ASSERT_TRUE(Create(0).ok());
+  ASSERT_TRUE(Snapshot(0).ok());
+  EXPECT_THAT(Ends(), ElementsAre(".journal"));
+  ASSERT_TRUE(Remove().ok());
+  EXPECT_THAT(Ends(), IsEmpty());
+}
+
 TEST(TextOrder, ALaterChangeEndsTheEarlierOnes) {
   TextOrder order;
   const uint64_t a = order.Begin("a"), b = order.Begin("b"), later = order.Begin("a");
@@ -267,6 +276,24 @@ TEST_F(FullDiskTest, ASnapshotThatNoJournalNamesIsRemoved) {
   };
   EXPECT_TRUE(absl::IsInternal(Snapshot(4, too_late)));
   EXPECT_THAT(Ends(), ElementsAre("-2.session", ".journal"));
+}
+
+// A state has other bytes where the next server signs what the one before did not.
+TEST_F(FullDiskTest, ASnapshotThatTheJournalNamesStaysAsTheJournalSays) {
+  const auto write_signed = [](const store::SessionStore::WriteParts& write) {
+    return write({"state", "signature"});
+  };
+  ASSERT_TRUE(Create(1, WriteState).ok());
+  BreakJournals(true);
+  EXPECT_FALSE(Snapshot(1, write_signed).ok());
+  BreakJournals(false);
+  for (int restart = 0; restart < 2; ++restart) {
+    Open();
+    EXPECT_THAT(found_.damaged, IsEmpty());
+    ASSERT_EQ(found_.sessions.size(), 1u);
+    EXPECT_THAT(Ends(), ElementsAre("-1.session", ".journal"));
+    EXPECT_TRUE(Snapshot(1, write_signed).ok());
+  }
 }
 
 TEST_F(FullDiskTest, ADeletedSessionLeavesNoFile) {
