@@ -22,6 +22,16 @@ absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
                    " tokens; it goes on in memory: ", std::string(status.message())));
 }
 
+// The error of a session that could not be created: callers do not see it.
+absl::Status NotCreated(const std::string& id, const absl::Status& status) {
+  if (absl::IsAborted(status) || absl::IsUnknown(status)) {
+    return LostSession(id, absl::IsUnknown(status));
+  }
+  return absl::DataLossError(
+      absl::StrCat("session ", id, ": could not be written to disk, so that there is no such ",
+                   "session: ", std::string(status.message())));
+}
+
 store::SessionStore::MakeSnapshot MakeSnapshotFile(std::shared_ptr<const SessionImage> image,
                                                    std::shared_ptr<const FleetKeys> keys) {
   return [image = std::move(image),
@@ -137,9 +147,8 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
     if (image != nullptr) make = MakeSnapshotFile(image, config_.options.fleet_keys);
     store->Create(std::move(head), std::move(entries), std::move(make),
                   OnEngineThread([waiting, then, session](absl::Status status) {
-                    if (!status.ok()) session->disk->length = 0;
                     if (waiting->status.ok() && !status.ok()) {
-                      waiting->status = NotOnDisk(*session, status);
+                      waiting->status = NotCreated(session->info.id, status);
                     }
                     if (--waiting->sessions == 0) then(waiting->status);
                   }));

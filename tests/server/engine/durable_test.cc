@@ -291,6 +291,26 @@ TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
   EXPECT_EQ(State(engine(), id), state);
 }
 
+TEST_F(Durable, ASessionThatCannotBeWrittenIsNotMade) {
+  Start();
+  const std::string id = Open(10);
+  const size_t reserved = engine().SettledStats().state_bytes_reserved;
+  std::filesystem::rename(path_, path_ + "-away");
+  SessionOptions options;
+  options.prompt = SomeTokens(10, 3);
+  Receiver<absl::StatusOr<SessionInfo>> made;
+  engine()->sessions().Create(options, made.callback());
+  Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+  engine()->sessions().Fork({.session_id = id, .count = 2}, forks.callback());
+  for (const absl::Status& status : {made.Wait().status(), forks.Wait().status()}) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("so that there is no such session"));
+  }
+  EXPECT_EQ(engine().SettledStats().state_bytes_reserved, reserved);
+  std::filesystem::rename(path_ + "-away", path_);
+  EXPECT_TRUE(engine().Run(Turn(id, {1}, 3)).status.ok());
+}
+
 TEST_F(Durable, ASnapshotThatFailedIsWrittenWithTheNextTurn) {
   Start();
   const std::string id = Open(10);
