@@ -88,7 +88,8 @@ absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) c
   return store::FoundSession{.head = head,
                              .version = journal.version(),
                              .mark = journal.mark(),
-                             .text_bytes = has_text ? static_cast<size_t>(text.st_size) : 0};
+                             .text_bytes = has_text ? static_cast<size_t>(text.st_size) : 0,
+                             .journal_bytes = journal.good_bytes};
 }
 
 bool SessionFiles::HasSnapshot(const std::string& id, uint64_t version) const {

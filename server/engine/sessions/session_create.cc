@@ -194,6 +194,7 @@ void SessionCreator::EndFork(Forking& fork, absl::Status status) {
                       done = std::move(fork.done)](const absl::Status&) {
     core_.table.EndClaim(*session);
     PublishSessions(copies, image, "fork", called, done);
+    core_.disk.SnapshotIfDue(session);
   };
   // The fork is a use of the session, by which its time to live begins anew after a restart, too.
   const bool stored = session->disk && !session->disk->behind;

@@ -72,6 +72,7 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
   session->turn_ends = std::move(found.mark.turn_ends);
   session->disk = SessionOnDisk{.version = found.version,
                                 .length = found.mark.length,
+                                .bytes_since = found.journal_bytes,
                                 .used = absl::FromUnixMillis(found.mark.used_unix_ms)};
   session->hold =
       core_.config.options.quotas->Hold(head.tenant, 1, variant->layout->bytes_cap(head.slot_cap));

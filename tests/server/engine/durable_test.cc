@@ -346,6 +346,24 @@ TEST_F(Durable, AJournalIsBoundedWhateverItsEntriesHold) {
   EXPECT_GE(snapshots_, 1);
 }
 
+// Each server that finds the session adds less than a MiB to its journal.
+TEST_F(Durable, AJournalIsBoundedAcrossRestarts) {
+  Start();
+  const std::string id = Open(10);
+  GenerateRequest first = Turn(id, {1}, 1);
+  first.constraint = Compiled(AnswerForm::Choice(
+      {AnswerForm::Literal(std::string(40'000, 'a')), AnswerForm::Literal("a!")}));
+  EXPECT_TRUE(engine().Run(first).status.ok());
+  for (int restart = 0; restart < 5; ++restart) {
+    Start();
+    for (int call = 0; call < 12; ++call) EXPECT_TRUE(engine().Run(Turn(id, {}, 1)).status.ok());
+  }
+  Start();
+  EXPECT_GE(snapshots_, 1);
+  EXPECT_LT(std::filesystem::file_size(SessionFile(id, ".journal")), uintmax_t{3} << 19);
+  EXPECT_TRUE(engine().Run(Turn(id, {}, 1)).status.ok());
+}
+
 // A state that is read straight into its address range: 33,000 slots of 64 bytes.
 class DurableLarge : public Durable {
  protected:
