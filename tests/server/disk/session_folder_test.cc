@@ -192,7 +192,8 @@ TEST_F(SessionFolderTest, WhatCannotBeRemovedKeepsNoServerFromStarting) {
   Open();
   ASSERT_TRUE(Create(0).ok());
   folder_.reset();
-  std::filesystem::create_directory(path_ + "/notes.text");
+  const std::string name(32, '0'), folder = absl::StrCat(path_, "/", name, ".text");
+  std::filesystem::create_directory(folder);
   folder_ = SessionFolder::Open({.path = path_}, [this](const store::StoreReport& report) {
               read_ = report.status;
             }).value();
@@ -200,8 +201,37 @@ TEST_F(SessionFolderTest, WhatCannotBeRemovedKeepsNoServerFromStarting) {
   ASSERT_TRUE(found.ok()) << found.status();
   EXPECT_EQ(found->sessions.size(), 1u);
   EXPECT_THAT(found->damaged, IsEmpty());
-  EXPECT_THAT(read_.message(), HasSubstr("notes.text"));
-  EXPECT_TRUE(std::filesystem::exists(path_ + "/notes.text"));
+  EXPECT_THAT(read_.message(), HasSubstr(name));
+  EXPECT_TRUE(std::filesystem::exists(folder));
+}
+
+// Somebody exports sessions into the folder, or keeps notes there.
+TEST_F(SessionFolderTest, FilesThatNoServerHasWrittenStay) {
+  Open();
+  ASSERT_TRUE(Create(1, WriteState).ok());
+  folder_.reset();
+  const std::string id(32, '0');
+  const std::vector<std::string> others = {"backup.session",    "backup-2.session",
+                                           "notes.text",        "notes.text.1",
+                                           "a.journal.part",    id + ".session",
+                                           id + "-old.session", "1" + id + ".text",
+                                           ".session",          kFiled + std::string("-.session")};
+  for (const std::string& name : others) {
+    std::filesystem::copy_file(Path(".journal"), path_ + "/" + name);
+  }
+  const std::vector<std::string> leftovers = {id + "-2.session", id + ".text", id + ".journal.part",
+                                              kFiled + std::string("-2.session")};
+  for (const std::string& name : leftovers) {
+    std::filesystem::copy_file(Path(".journal"), path_ + "/" + name);
+  }
+  Open();
+  EXPECT_EQ(found_.sessions.size(), 1u);
+  for (const std::string& name : others) {
+    EXPECT_TRUE(std::filesystem::exists(path_ + "/" + name)) << name;
+  }
+  for (const std::string& name : leftovers) {
+    EXPECT_FALSE(std::filesystem::exists(path_ + "/" + name)) << name;
+  }
 }
 
 // Whoever makes a session chooses its key, which may be another session's id and more.
