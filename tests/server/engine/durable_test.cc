@@ -492,6 +492,30 @@ TEST_F(Durable, AServerSaysWhyASessionIsNotItsOwn) {
   EXPECT_THAT(left_, IsEmpty());
 }
 
+// No snapshot says how long it is; its tokens would not fit in a state of the server.
+TEST_F(Durable, ASessionThatIsTooLongForTheServerStaysAsItIs) {
+  SessionOptions exact;
+  exact.variant = "exact";
+  exact.prompt = SomeTokens(20, 3);  // the last one is pending
+  Start({}, {.exact_too = true});
+  const std::string id = engine().NewSession(exact).id;
+  for (const int64_t most : {18, 19}) {
+    Start({}, {.exact_too = true, .max_unbounded_tokens = most});
+    Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+    engine()->sessions().Fork({.session_id = id}, forks.callback());
+    const absl::Status status = forks.Wait().status();
+    if (most == 19) {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_EQ(
+        std::string(status.message()),
+        "session " + id + ": of 19 tokens, of which this server takes at most 18 (--max-context)");
+    EXPECT_THAT(left_, ElementsAre(std::string(status.message())));
+  }
+}
+
 TEST_F(Durable, FilesThatStayAreTold) {
   Start();
   const std::string id = Open(10);
