@@ -516,6 +516,24 @@ TEST_F(Durable, ASessionThatIsTooLongForTheServerStaysAsItIs) {
   }
 }
 
+// A server finds its own sessions, and those of another one that died.
+TEST_F(Durable, MoreSessionsThanAServerMayHaveGoOn) {
+  Start();
+  const std::vector<std::string> ids = {Open(10), Open(600), Open(20)};
+  EngineOptions options;
+  options.max_sessions = 2;
+  Start(options);
+  for (const std::string& id : ids) {
+    const absl::Status status = engine().Run(Turn(id, {1, 2}, 3)).status;
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  Receiver<absl::StatusOr<SessionInfo>> made;
+  engine()->sessions().Create({}, made.callback());
+  const absl::Status refused = made.Wait().status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("sessions: all 2 of the server"));
+}
+
 TEST_F(Durable, FilesThatStayAreTold) {
   Start();
   const std::string id = Open(10);
