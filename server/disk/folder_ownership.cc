@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/strip.h"
 #include "base/files.h"
+#include "base/problems.h"
 #include "base/status_macros.h"
 #include "base/thread_name.h"
 
@@ -31,8 +32,18 @@ bool IsMissing(const std::string& path) {
   return access(path.c_str(), F_OK) != 0 && errno == ENOENT;
 }
 
-// Returns the id of the session whose snapshot, text or half-written file this is; empty for other
-// files.
+// Whether the text ends like the ids of sessions: in 32 hex digits, before which there is nothing
+// or a key and a dot.
+bool EndsLikeSessionId(absl::string_view text) {
+  constexpr size_t kDigits = 32;
+  if (text.size() < kDigits) return false;
+  const absl::string_view key = text.substr(0, text.size() - kDigits);
+  return (key.empty() || absl::EndsWith(key, ".")) &&
+         text.find_first_not_of("0123456789abcdef", key.size()) == absl::string_view::npos;
+}
+
+// Returns the id of the session whose snapshot, text or half-written file this is; empty for files
+// that no server has written.
 std::string LeftoverSessionId(const std::string& name) {
   absl::string_view id = name;
   const bool half = absl::ConsumeSuffix(&id, ".part");
@@ -42,11 +53,13 @@ std::string LeftoverSessionId(const std::string& name) {
     id = named.substr(0, named.size() - 1);
   }
   if (absl::ConsumeSuffix(&id, SessionFiles::kSnapshotEnd)) {
-    return std::string(id.substr(0, id.rfind('-')));
+    const absl::string_view unversioned = id.substr(0, id.find_last_not_of("0123456789") + 1);
+    if (unversioned == id || !absl::EndsWith(unversioned, "-")) return "";
+    id = unversioned.substr(0, unversioned.size() - 1);
+  } else if (!absl::ConsumeSuffix(&id, SessionFiles::kTextEnd)) {
+    if (!absl::ConsumeSuffix(&id, SessionFiles::kJournalEnd) || !half) return "";
   }
-  if (absl::ConsumeSuffix(&id, SessionFiles::kTextEnd)) return std::string(id);
-  const bool journal = absl::ConsumeSuffix(&id, SessionFiles::kJournalEnd);
-  return half && journal ? std::string(id) : "";
+  return EndsLikeSessionId(id) ? std::string(id) : "";
 }
 
 }  // namespace
@@ -241,15 +254,16 @@ absl::StatusOr<store::RecoveredSessions> FolderOwnership::Recover() {
       found.damaged.emplace_back(takes[k].status().message());
     }
   }
-  RETURN_IF_ERROR(RemoveLeftovers(names, taken, needed));
+  RemoveLeftovers(names, taken, needed);
   return found;
 }
 
 // Removes files that a crash left behind, of this server's sessions and of sessions without a
-// journal.
-absl::Status FolderOwnership::RemoveLeftovers(const std::vector<std::string>& names,
-                                              const std::set<std::string>& taken,
-                                              const std::set<std::string>& needed) {
+// journal. One that stays, because its name is a folder's or the system refuses, is told and hurts
+// no session.
+void FolderOwnership::RemoveLeftovers(const std::vector<std::string>& names,
+                                      const std::set<std::string>& taken,
+                                      const std::set<std::string>& needed) {
   for (const std::string& name : names) {
     const std::string path = absl::StrCat(files_.path(), "/", name);
     const std::string id = LeftoverSessionId(name);
@@ -259,9 +273,8 @@ absl::Status FolderOwnership::RemoveLeftovers(const std::vector<std::string>& na
     absl::Status status;
     if (ours || IsMissing(files_.JournalPath(id))) status = RemoveFile(path);
     if (!ours) locks_->Unlock(id);
-    RETURN_IF_ERROR(status);
+    if (!status.ok()) failed_(InContext("a file that belongs to no session stays", status));
   }
-  return absl::OkStatus();
 }
 
 void FolderOwnership::Quarantine(const std::string& id) {

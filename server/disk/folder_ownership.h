@@ -27,8 +27,8 @@ class FolderOwnership {
   using Done = store::SessionStore::Acquired;
 
   // Creates the folder's subfolders if they are missing. timeout: time for another server to
-  // release a session. failed: is told why a session was moved to damaged/, or left as it is.
-  // Errors name a path.
+  // release a session. failed: is told why a session was moved to damaged/, or left as it is, and
+  // which file could not be removed. Errors name a path.
   static absl::StatusOr<std::unique_ptr<FolderOwnership>> Open(
       const std::string& folder, absl::Duration timeout,
       std::function<void(const absl::Status&)> failed);
@@ -62,9 +62,8 @@ class FolderOwnership {
   // session, which is in damaged/ then. After any other error, such as FailedPrecondition for a
   // journal of another version, the session stays as it is and its lock is free.
   absl::StatusOr<store::FoundSession> TryAcquire(const std::string& id);
-  absl::Status RemoveLeftovers(const std::vector<std::string>& names,
-                               const std::set<std::string>& taken,
-                               const std::set<std::string>& needed);
+  void RemoveLeftovers(const std::vector<std::string>& names, const std::set<std::string>& taken,
+                       const std::set<std::string>& needed);
   void TransferLoop();
   bool TryFinish(Acquisition& call, bool ending);  // true if `call` was completed
 

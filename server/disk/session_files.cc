@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/strip.h"
 #include "base/files.h"
 #include "base/status_macros.h"
 #include "server/disk/durable_files.h"
@@ -16,6 +17,14 @@ namespace ovq::disk {
 namespace {
 
 constexpr size_t kMaxBytes = size_t{1} << 40;  // of a file that is read whole
+
+// Whether the file's name is that of a snapshot of the session, and not of one whose id begins
+// alike.
+bool NamesSnapshot(const std::string& id, absl::string_view name) {
+  const bool framed = absl::ConsumePrefix(&name, id + "-") &&
+                      absl::ConsumeSuffix(&name, SessionFiles::kSnapshotEnd);
+  return framed && name.find_first_not_of("0123456789") == absl::string_view::npos;
+}
 
 }  // namespace
 
@@ -79,16 +88,22 @@ absl::StatusOr<store::FoundSession> SessionFiles::Check(const std::string& id) c
   return store::FoundSession{.head = head,
                              .version = journal.version(),
                              .mark = journal.mark(),
-                             .text_bytes = has_text ? static_cast<size_t>(text.st_size) : 0};
+                             .text_bytes = has_text ? static_cast<size_t>(text.st_size) : 0,
+                             .journal_bytes = journal.good_bytes};
+}
+
+bool SessionFiles::HasSnapshot(const std::string& id, uint64_t version) const {
+  const absl::StatusOr<store::Journal> journal = ReadJournal(id);
+  if (!journal.ok() || journal->head.version != version) return false;
+  struct stat found = {};
+  return version == 0 || (stat(SnapshotPath(id, version).c_str(), &found) == 0 &&
+                          static_cast<uint64_t>(found.st_size) == journal->head.snapshot_bytes);
 }
 
 void SessionFiles::MoveToDamaged(const std::string& id) const {
   const absl::StatusOr<std::vector<std::string>> names = ListFileNames(path_);
   for (const std::string& name : names.ok() ? *names : std::vector<std::string>()) {
-    if (name != id + kJournalEnd && name != id + kTextEnd &&
-        !(name.starts_with(id + "-") && name.ends_with(kSnapshotEnd))) {
-      continue;
-    }
+    if (name != id + kJournalEnd && name != id + kTextEnd && !NamesSnapshot(id, name)) continue;
     // If the move fails, the next start finds the file again.
     (void)rename(absl::StrCat(path_, "/", name).c_str(),
                  absl::StrCat(path_, "/damaged/", name).c_str());

@@ -31,6 +31,9 @@ class SessionFiles {
   // Checks a session's files and cuts a journal's half-written end off. DataLoss for damaged ones
   // and for a snapshot that is missing; any other error says nothing against the session.
   absl::StatusOr<store::FoundSession> Check(const std::string& id) const;
+  // Whether the journal goes on from this version, and the snapshot of it is there, if it needs
+  // one, in the size that the journal says.
+  bool HasSnapshot(const std::string& id, uint64_t version) const;
   void MoveToDamaged(const std::string& id) const;
 
   static constexpr const char* kJournalEnd = ".journal";

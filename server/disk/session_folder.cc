@@ -130,17 +130,21 @@ void SessionFolder::Snapshot(store::JournalHead head, MakeSnapshot snapshot, Don
        done = std::move(done)]() mutable {
     Change change{.kind = "snapshot", .id = head.id, .begin = begin};
     change.done = std::move(done);
-    WriteSnapshot(head, snapshot, change);
+    // One that is there stays: a crash between another file of its name and the journal that says
+    // the bytes of that one would leave two that do not fit. What is new is the journal's head.
+    const bool there = files_.HasSnapshot(head.id, head.version);
+    if (!there) WriteSnapshot(head, snapshot, change);
     head.snapshot_bytes = change.bytes;
-    change.write = [this, head = std::move(head)](Change& self) -> absl::Status {
+    change.write = [this, there, head = std::move(head)](Change& self) mutable -> absl::Status {
       const std::string file = files_.SnapshotPath(self.id, head.version);
       const absl::StatusOr<store::Journal> before = files_.ReadJournal(self.id);
       if (absl::IsNotFound(before.status())) return RemoveFile(file);
       RETURN_IF_ERROR(before.status());
       const uint64_t old = before->head.version;
       if (old > head.version) return RemoveFile(file);
+      if (there) head.snapshot_bytes = before->head.snapshot_bytes;
       // Another change of this version may have failed since, and have removed it.
-      if (access(file.c_str(), F_OK) != 0) return LastError(file);
+      if (head.version > 0 && access(file.c_str(), F_OK) != 0) return LastError(file);
       std::string text = store::EncodeHead(head);
       for (uint64_t k = 0; k < before->entries.size(); ++k) {
         if (old + k + 1 > head.version) text += store::EncodeEntry(before->entries[k]);

@@ -139,6 +139,7 @@ absl::StatusOr<store::FoundSession> RedisOwnership::CheckStored(const std::strin
                              .version = journal.version(),
                              .mark = journal.mark(),
                              .text_bytes = static_cast<size_t>(mine.items[3].number),
+                             .journal_bytes = journal.good_bytes,
                              .still_owned = [this, id, epoch = mine.items[1].text] {
                                return sessions_.Epoch(id) == epoch;
                              }};

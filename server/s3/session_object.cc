@@ -211,7 +211,7 @@ absl::StatusOr<store::FoundSession> CheckSession(S3Client& client, const std::st
     }
   }
   return store::FoundSession{head, journal->version(), journal->mark(),
-                             static_cast<size_t>(object.text_bytes)};
+                             static_cast<size_t>(object.text_bytes), journal->good_bytes};
 }
 
 absl::StatusOr<std::vector<std::string>> ListSessions(S3Client& client, SteadyTime until) {

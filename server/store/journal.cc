@@ -1,6 +1,5 @@
 #include "server/store/journal.h"
 
-#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -156,17 +155,40 @@ absl::Status DecodeEntry(std::string_view payload, int64_t length, JournalEntry&
   return absl::OkStatus();
 }
 
-// True if the rest is an entry that a crash cut off. Blocks that a crash left unwritten read as
-// zeros.
-bool IsTorn(std::string_view rest) {
-  if (rest.size() < kSectionStartBytes) return true;
-  std::string_view start = rest.substr(4);
-  const auto bytes = Get<uint64_t>(start);
-  if (bytes > rest.size() - kSectionStartBytes ||
-      rest.size() - kSectionStartBytes - bytes < kSectionEndBytes) {
-    return true;
+// A section at the beginning of `bytes`: its size, or 0 if it goes beyond their end.
+size_t SectionBytes(std::string_view bytes) {
+  constexpr size_t kFrame = kSectionStartBytes + kSectionEndBytes;
+  if (bytes.size() < kFrame) return 0;
+  std::string_view length = bytes.substr(kEntryTag.size());
+  const auto payload = Get<uint64_t>(length);
+  return payload > bytes.size() - kFrame ? 0 : kFrame + static_cast<size_t>(payload);
+}
+
+bool HasRightChecksum(std::string_view section) {
+  std::string_view end = section.substr(section.size() - kSectionEndBytes);
+  return Get<uint32_t>(end) == Crc32c(section.substr(0, section.size() - kSectionEndBytes));
+}
+
+// True if there is a whole entry somewhere in the bytes.
+bool HasEntry(std::string_view bytes) {
+  for (size_t at = bytes.find(kEntryTag); at != std::string_view::npos;
+       at = bytes.find(kEntryTag, at + 1)) {
+    const size_t size = SectionBytes(bytes.substr(at));
+    if (size > 0 && HasRightChecksum(bytes.substr(at, size))) return true;
   }
-  return std::ranges::all_of(rest, [](char c) { return c == 0; });
+  return false;
+}
+
+// True if the rest of a journal, which is no whole section, is an entry that a crash cut off: it is
+// the last one. Blocks that a crash left unwritten read as zeros, up to the end.
+bool IsTorn(std::string_view journal, size_t at) {
+  constexpr size_t kBlockBytes = 512;  // or a multiple of it
+  const std::string_view rest = journal.substr(at);
+  const size_t size = SectionBytes(rest);
+  if (size == 0) return !HasEntry(rest);
+  const size_t written = journal.find_last_not_of('\0') + 1;  // 0: nothing
+  const size_t unwritten = (written + kBlockBytes - 1) / kBlockBytes * kBlockBytes;
+  return written <= at || unwritten < at + size;
 }
 
 }  // namespace
@@ -221,17 +243,15 @@ absl::StatusOr<Journal> DecodeJournal(std::string_view bytes) {
   Journal journal;
   SessionMark mark;
   for (bool first = true; !rest.empty(); first = false) {
-    if (IsTorn(rest)) break;
-    const std::string_view start = rest.substr(0, kSectionStartBytes);
-    std::string_view length = start.substr(4);
-    const auto size = Get<uint64_t>(length);
-    const std::string_view payload = rest.substr(kSectionStartBytes, size);
-    std::string_view end = rest.substr(kSectionStartBytes + size, kSectionEndBytes);
-    const size_t at = bytes.size() - rest.size();
-    if (Get<uint32_t>(end) != Crc32c(payload, Crc32c(start))) {
-      return Damaged("wrong checksum of the section at byte ", at);
+    const size_t at = bytes.size() - rest.size(), size = SectionBytes(rest);
+    const std::string_view section = rest.substr(0, size);
+    if (size == 0 || !HasRightChecksum(section)) {
+      if (IsTorn(bytes, at)) break;
+      return Damaged(size == 0 ? "wrong length" : "wrong checksum", " of the section at byte ", at);
     }
-    if (start.substr(0, 4) != (first ? kHeadTag : kEntryTag)) {
+    const std::string_view payload =
+        section.substr(kSectionStartBytes, size - kSectionStartBytes - kSectionEndBytes);
+    if (section.substr(0, kEntryTag.size()) != (first ? kHeadTag : kEntryTag)) {
       return Damaged("a section of another kind at byte ", at);
     }
     absl::Status status = first ? DecodeHead(payload, journal.head)
@@ -239,7 +259,7 @@ absl::StatusOr<Journal> DecodeJournal(std::string_view bytes) {
     if (!status.ok()) return status;
     if (first) mark = journal.head.mark;
     if (!first) Apply(journal.entries.back(), mark);
-    rest.remove_prefix(kSectionStartBytes + size + kSectionEndBytes);
+    rest.remove_prefix(size);
     journal.good_bytes = bytes.size() - rest.size();
   }
   if (journal.good_bytes == 0) return Damaged("it ends in its head");

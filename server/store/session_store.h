@@ -27,6 +27,7 @@ struct FoundSession {
   uint64_t version = 0;
   SessionMark mark;
   size_t text_bytes = 0;  // of its text; 0: it has none
+  size_t journal_bytes = 0;
   // Whether this acquisition still counts; null: it does. The listener may have been told that the
   // session is lost before the acquisition's callback was called.
   std::function<bool()> still_owned = {};

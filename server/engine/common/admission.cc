@@ -188,7 +188,7 @@ absl::Status Admission::CheckRoom(const std::string& client, int n_states, size_
 }
 
 bool Admission::EvictToFit(const std::string& client, int n_states, size_t bytes) {
-  while (states() + n_states > config_.options.max_sessions) {
+  while (n_states > 0 && states() + n_states > config_.options.max_sessions) {
     if (!EvictLargest(client, n_states, bytes, /*table=*/true)) return false;
   }
   if (bytes <= pool_.free_bytes() || evictor_.evict_idle_states(bytes)) return true;
@@ -230,16 +230,18 @@ bool Admission::EvictLargest(const std::string& client, int n_states, size_t byt
 }
 
 absl::StatusOr<StateHandle> Admission::AcquireSession(const model::StateLayout& layout,
-                                                      int32_t slot_cap, const std::string& client) {
+                                                      int32_t slot_cap, const std::string& client,
+                                                      bool stored) {
   ASSIGN_OR_RETURN(const std::vector<StateHandle> states,
-                   AcquireSessions(layout, slot_cap, 1, client));
+                   AcquireSessions(layout, slot_cap, 1, client, stored));
   return states.front();
 }
 
 absl::StatusOr<std::vector<StateHandle>> Admission::AcquireSessions(
-    const model::StateLayout& layout, int32_t slot_cap, int count, const std::string& client) {
+    const model::StateLayout& layout, int32_t slot_cap, int count, const std::string& client,
+    bool stored) {
   const size_t bytes = layout.bytes_cap(slot_cap);
-  RETURN_IF_ERROR(CheckRoom(client, count, bytes * static_cast<size_t>(count)));
+  RETURN_IF_ERROR(CheckRoom(client, stored ? 0 : count, bytes * static_cast<size_t>(count)));
   std::vector<StateHandle> states;
   while (std::ssize(states) < count) {
     const absl::StatusOr<StateHandle> state = pool_.Acquire(layout, slot_cap, bytes);

@@ -61,13 +61,15 @@ class Admission {
   std::shared_ptr<Request> Next();
   std::vector<std::shared_ptr<Request>> DequeuePushedOut();
   absl::Status PushedOut() const;  // the status that these requests end with
-  // Acquires the state of a new session, or of one that is swapped in: at once or not at all.
+  // Acquires the state of a session: at once or not at all. stored: it is swapped in, and takes no
+  // place that it had not before, also where a server has found more sessions than it may have.
   absl::StatusOr<StateHandle> AcquireSession(const model::StateLayout& layout, int32_t slot_cap,
-                                             const std::string& client);
+                                             const std::string& client, bool stored = false);
   // Acquires the states of `count` sessions: all at once or none.
   absl::StatusOr<std::vector<StateHandle>> AcquireSessions(const model::StateLayout& layout,
                                                            int32_t slot_cap, int count,
-                                                           const std::string& client);
+                                                           const std::string& client,
+                                                           bool stored = false);
   void SetEvictor(Evictor evictor) { evictor_ = std::move(evictor); }
   // Counts sessions whose state is not in memory: they take places like the others.
   void CountStored(int change) { stored_sessions_ += change; }

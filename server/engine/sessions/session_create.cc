@@ -181,17 +181,24 @@ bool SessionCreator::CopyState(Forking& fork, size_t& bytes) {
 }
 
 void SessionCreator::EndFork(Forking& fork, absl::Status status) {
-  std::vector<std::shared_ptr<Session>> copies;
-  std::shared_ptr<const SessionImage> image;
-  if (status.ok()) {
-    copies = MakeCopies(fork);
-    if ((*fork.session)->disk) image = core_.disk.MakeImage(**fork.session);
-  } else {
+  if (!status.ok()) {
     for (StateHandle& state : fork.states) core_.pool.Release(state);
+    fork.session.reset();
+    return fork.done(std::move(status));
   }
-  fork.session.reset();
-  if (!status.ok()) return fork.done(std::move(status));
-  PublishSessions(std::move(copies), image, "fork", fork.called, std::move(fork.done));
+  const std::vector<std::shared_ptr<Session>> copies = MakeCopies(fork);
+  const std::shared_ptr<Session> session = fork.session->Detach();
+  std::shared_ptr<const SessionImage> image;
+  if (session->disk) image = core_.disk.MakeImage(*session);
+  const auto saved = [this, session, copies, image, called = fork.called,
+                      done = std::move(fork.done)](const absl::Status&) {
+    core_.table.EndClaim(*session);
+    PublishSessions(copies, image, "fork", called, done);
+    core_.disk.SnapshotIfDue(session);
+  };
+  // The fork is a use of the session, by which its time to live begins anew after a restart, too.
+  const bool stored = session->disk && !session->disk->behind;
+  stored ? core_.disk.Save(session, session->disk->length, saved) : saved(absl::OkStatus());
 }
 
 std::vector<std::shared_ptr<Session>> SessionCreator::MakeCopies(Forking& fork) {

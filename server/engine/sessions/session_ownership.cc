@@ -12,7 +12,8 @@ namespace {
 
 // Says why a stored session cannot be one of this server's, and which option decides it; empty if
 // it can be.
-std::string FindMisfit(const store::JournalHead& head, const EngineModel& model) {
+std::string FindMisfit(const store::FoundSession& found, const EngineModel& model) {
+  const store::JournalHead& head = found.head;
   if (!IsSessionId(head.id)) return "that is no id of a session";
   const ModelVariant* const variant = model.FindVariant(head.cache_policy);
   if (variant == nullptr) {
@@ -23,10 +24,15 @@ std::string FindMisfit(const store::JournalHead& head, const EngineModel& model)
   if (variant->layout->fingerprint() != head.layout) {
     return "of states that are laid out otherwise (--state-dtype)";
   }
-  const int64_t most = variant->layout->limits().max_slot_cap;
-  if (head.slot_cap <= most) return "";
-  return absl::StrCat("of ", head.slot_cap, " max_centroids, of which this server takes at most ",
-                      most, " (--max-centroids)");
+  const model::StateLimits& limits = variant->layout->limits();
+  if (head.slot_cap > limits.max_slot_cap) {
+    return absl::StrCat("of ", head.slot_cap, " max_centroids, of which this server takes at most ",
+                        limits.max_slot_cap, " (--max-centroids)");
+  }
+  const int64_t consumed = found.mark.length - (found.mark.pending ? 1 : 0);
+  if (!variant->layout->has_unbounded() || consumed <= limits.max_unbounded_tokens) return "";
+  return absl::StrCat("of ", consumed, " tokens, of which this server takes at most ",
+                      limits.max_unbounded_tokens, " (--max-context)");
 }
 
 }  // namespace
@@ -58,7 +64,7 @@ SessionOwnership::~SessionOwnership() {
 
 absl::Status SessionOwnership::Register(store::FoundSession found) {
   const store::JournalHead& head = found.head;
-  if (const std::string misfit = FindMisfit(head, core_.config.model); !misfit.empty()) {
+  if (const std::string misfit = FindMisfit(found, core_.config.model); !misfit.empty()) {
     core_.config.options.session_store->Release(head.id);
     return absl::FailedPreconditionError(absl::StrCat("session ", head.id, ": ", misfit));
   }
@@ -72,6 +78,7 @@ absl::Status SessionOwnership::Register(store::FoundSession found) {
   session->turn_ends = std::move(found.mark.turn_ends);
   session->disk = SessionOnDisk{.version = found.version,
                                 .length = found.mark.length,
+                                .bytes_since = found.journal_bytes,
                                 .used = absl::FromUnixMillis(found.mark.used_unix_ms)};
   session->hold =
       core_.config.options.quotas->Hold(head.tenant, 1, variant->layout->bytes_cap(head.slot_cap));

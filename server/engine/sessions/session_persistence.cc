@@ -22,6 +22,16 @@ absl::Status NotOnDisk(const Session& session, const absl::Status& status) {
                    " tokens; it goes on in memory: ", std::string(status.message())));
 }
 
+// The error of a session that could not be created: callers do not see it.
+absl::Status NotCreated(const std::string& id, const absl::Status& status) {
+  if (absl::IsAborted(status) || absl::IsUnknown(status)) {
+    return LostSession(id, absl::IsUnknown(status));
+  }
+  return absl::DataLossError(
+      absl::StrCat("session ", id, ": could not be written to disk, so that there is no such ",
+                   "session: ", std::string(status.message())));
+}
+
 store::SessionStore::MakeSnapshot MakeSnapshotFile(std::shared_ptr<const SessionImage> image,
                                                    std::shared_ptr<const FleetKeys> keys) {
   return [image = std::move(image),
@@ -45,6 +55,12 @@ int64_t SnapshotSpacing(const Session& session) {
 // A journal entry's bytes beside its tokens and its unfinished answer, about.
 constexpr size_t kJournalEntryBytes = 64;
 constexpr size_t kLeastJournalBytes = 1 << 20;
+
+// Whether the store's time of the last use would end the session too early after a use at `used`.
+bool IsUnsaved(const Session& session, absl::Time used) {
+  const absl::Duration unsaved = used - session.disk->used;
+  return session.resident() && unsaved > std::min(absl::Minutes(1), session.ttl / 10);
+}
 
 // Bytes of journal entries from which on the end of a turn writes a snapshot, in whose journal they
 // are not. Turns that are taken back, and forms of unfinished answers, add bytes without tokens.
@@ -131,9 +147,8 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
     if (image != nullptr) make = MakeSnapshotFile(image, config_.options.fleet_keys);
     store->Create(std::move(head), std::move(entries), std::move(make),
                   OnEngineThread([waiting, then, session](absl::Status status) {
-                    if (!status.ok()) session->disk->length = 0;
                     if (waiting->status.ok() && !status.ok()) {
-                      waiting->status = NotOnDisk(*session, status);
+                      waiting->status = NotCreated(session->info.id, status);
                     }
                     if (--waiting->sessions == 0) then(waiting->status);
                   }));
@@ -141,8 +156,7 @@ void SessionPersistence::Create(const std::vector<std::shared_ptr<Session>>& ses
 }
 
 bool SessionPersistence::UseIsUnsaved(const Session& session) {
-  const absl::Duration unsaved = session.info.last_used - session.disk->used;
-  return session.resident() && unsaved > std::min(absl::Minutes(1), session.ttl / 10);
+  return IsUnsaved(session, session.info.last_used);
 }
 
 void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t begin,
@@ -153,9 +167,10 @@ void SessionPersistence::Save(const std::shared_ptr<Session>& session, int64_t b
   }
   SessionOnDisk& disk = *session->disk;
   const bool same = begin == disk.length && disk.length == session->position();
-  const bool saved_already = same && !disk.behind && !UseIsUnsaved(*session);
+  const absl::Time now = config_.options.clock.wall();  // the use that ends with this write
+  const bool saved_already = same && !disk.behind && !IsUnsaved(*session, now);
   if (!session->resident() || saved_already) return then(absl::OkStatus());
-  disk.used = config_.options.clock.wall();
+  disk.used = now;
   const int64_t length = session->position();
   auto saved = [this, session, length, then = std::move(then)](absl::Status status) {
     if (IsLost(*session, status)) return then(NotOnDisk(*session, status));

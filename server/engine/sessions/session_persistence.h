@@ -36,10 +36,11 @@ class SessionPersistence {
   void Create(const std::vector<std::shared_ptr<Session>>& sessions,
               const std::shared_ptr<const SessionImage>& image, StatusCallback then);
   // Whether another server that found the session, whose state is in memory, in the store would end
-  // it too early: a fork, for example, is a use that changes nothing.
+  // it too early: a call that fails, for example, is a use that changes nothing.
   static bool UseIsUnsaved(const Session& session);
-  // Writes the changes since the last write: the tokens from `begin` on. DataLoss if that fails;
-  // the session then continues in memory, unless it is lost.
+  // Writes the changes since the last write: the tokens from `begin` on; without any, the time of
+  // this use if the store's is old. DataLoss if that fails; the session then continues in memory,
+  // unless it is lost.
   void Save(const std::shared_ptr<Session>& session, int64_t begin, StatusCallback then);
   // Writes a snapshot if a restart after a crash would have to prefill too many tokens.
   void SnapshotIfDue(const std::shared_ptr<Session>& session);

@@ -161,8 +161,8 @@ void SessionSwapIn::SwapIn(std::shared_ptr<Session> session, StatusCallback then
 absl::Status SessionSwapIn::AcquirePlace(SwappingSession& swapping) {
   const Session& session = *swapping.session;
   core_.admission.CountStored(-1);
-  const absl::StatusOr<StateHandle> place =
-      core_.admission.AcquireSession(*session.state.layout, session.state.slot_cap, session.client);
+  const absl::StatusOr<StateHandle> place = core_.admission.AcquireSession(
+      *session.state.layout, session.state.slot_cap, session.client, /*stored=*/true);
   if (place.ok()) {
     swapping.place = *place;
   } else {

@@ -188,6 +188,81 @@ TEST_F(SessionFolderTest, ATextWithoutItsNameIsRemovedAtTheStart) {
   EXPECT_FALSE(std::filesystem::exists(nobody + ".text.part"));
 }
 
+TEST_F(SessionFolderTest, WhatCannotBeRemovedKeepsNoServerFromStarting) {
+  Open();
+  ASSERT_TRUE(Create(0).ok());
+  folder_.reset();
+  const std::string name(32, '0'), folder = absl::StrCat(path_, "/", name, ".text");
+  std::filesystem::create_directory(folder);
+  folder_ = SessionFolder::Open({.path = path_}, [this](const store::StoreReport& report) {
+              read_ = report.status;
+            }).value();
+  const absl::StatusOr<store::RecoveredSessions> found = folder_->Recover();
+  ASSERT_TRUE(found.ok()) << found.status();
+  EXPECT_EQ(found->sessions.size(), 1u);
+  EXPECT_THAT(found->damaged, IsEmpty());
+  EXPECT_THAT(read_.message(), HasSubstr(name));
+  EXPECT_TRUE(std::filesystem::exists(folder));
+}
+
+// Somebody exports sessions into the folder, or keeps notes there.
+TEST_F(SessionFolderTest, FilesThatNoServerHasWrittenStay) {
+  Open();
+  ASSERT_TRUE(Create(1, WriteState).ok());
+  folder_.reset();
+  const std::string id(32, '0');
+  const std::vector<std::string> others = {"backup.session",    "backup-2.session",
+                                           "notes.text",        "notes.text.1",
+                                           "a.journal.part",    id + ".session",
+                                           id + "-old.session", "1" + id + ".text",
+                                           ".session",          kFiled + std::string("-.session")};
+  for (const std::string& name : others) {
+    std::filesystem::copy_file(Path(".journal"), path_ + "/" + name);
+  }
+  const std::vector<std::string> leftovers = {id + "-2.session", id + ".text", id + ".journal.part",
+                                              kFiled + std::string("-2.session")};
+  for (const std::string& name : leftovers) {
+    std::filesystem::copy_file(Path(".journal"), path_ + "/" + name);
+  }
+  Open();
+  EXPECT_EQ(found_.sessions.size(), 1u);
+  for (const std::string& name : others) {
+    EXPECT_TRUE(std::filesystem::exists(path_ + "/" + name)) << name;
+  }
+  for (const std::string& name : leftovers) {
+    EXPECT_FALSE(std::filesystem::exists(path_ + "/" + name)) << name;
+  }
+}
+
+// Whoever makes a session chooses its key, which may be another session's id and more.
+TEST_F(SessionFolderTest, QuarantineLeavesASessionWhoseIdBeginsAlike) {
+  Open();
+  const std::string id(32, 'a'), other = absl::StrCat(id, "-fork.", id);
+  for (const std::string& one : {id, other}) {
+    store::JournalHead head = FiledHead(1);
+    head.id = one;
+    ASSERT_TRUE(ValueOf<absl::Status>([&](auto done) {
+                  folder_->Create(head, {}, WriteState, done);
+                }).ok());
+  }
+  folder_->Quarantine(id);
+  EXPECT_TRUE(std::filesystem::exists(absl::StrCat(path_, "/damaged/", id, "-1.session")));
+  EXPECT_TRUE(std::filesystem::exists(absl::StrCat(path_, "/", other, "-1.session")));
+  Open();
+  EXPECT_THAT(found_.damaged, IsEmpty());
+  ASSERT_EQ(found_.sessions.size(), 1u);
+  EXPECT_EQ(found_.sessions[0].head.id, other);
+}
+
+TEST_F(SessionFolderTest, AnEmptySessionNeedsNoSnapshot) {
+  Open();
+  ASSERT_TRUE(Create(0).ok());
+  ASSERT_TRUE(Snapshot(0).ok());
+  EXPECT_THAT(Ends(), ElementsAre(".journal"));
+  ASSERT_TRUE(Remove().ok());
+  EXPECT_THAT(Ends(), IsEmpty());
+}
+
 TEST(TextOrder, ALaterChangeEndsTheEarlierOnes) {
   TextOrder order;
   const uint64_t a = order.Begin("a"), b = order.Begin("b"), later = order.Begin("a");
@@ -231,6 +306,24 @@ TEST_F(FullDiskTest, ASnapshotThatNoJournalNamesIsRemoved) {
   };
   EXPECT_TRUE(absl::IsInternal(Snapshot(4, too_late)));
   EXPECT_THAT(Ends(), ElementsAre("-2.session", ".journal"));
+}
+
+// A state has other bytes where the next server signs what the one before did not.
+TEST_F(FullDiskTest, ASnapshotThatTheJournalNamesStaysAsTheJournalSays) {
+  const auto write_signed = [](const store::SessionStore::WriteParts& write) {
+    return write({"state", "signature"});
+  };
+  ASSERT_TRUE(Create(1, WriteState).ok());
+  BreakJournals(true);
+  EXPECT_FALSE(Snapshot(1, write_signed).ok());
+  BreakJournals(false);
+  for (int restart = 0; restart < 2; ++restart) {
+    Open();
+    EXPECT_THAT(found_.damaged, IsEmpty());
+    ASSERT_EQ(found_.sessions.size(), 1u);
+    EXPECT_THAT(Ends(), ElementsAre("-1.session", ".journal"));
+    EXPECT_TRUE(Snapshot(1, write_signed).ok());
+  }
 }
 
 TEST_F(FullDiskTest, ADeletedSessionLeavesNoFile) {

@@ -23,6 +23,7 @@
 #include "tests/folders.h"
 #include "tests/server/engine/fake_model.h"
 #include "tests/server/engine/forms.h"
+#include "tests/server/engine/stepping_clock.h"
 #include "tests/test_util.h"
 
 namespace ovq::engine::test {
@@ -141,6 +142,29 @@ TEST_F(Durable, ForksAndWaysBackAreKept) {
   EXPECT_EQ(State(engine(), id), first);
   EXPECT_EQ(Info(copies[1].id).position, 625);
   EXPECT_EQ(State(engine(), copies[1].id), second);
+}
+
+// A fork changes nothing of the session, but its time to live counts from it.
+TEST_F(Durable, ASessionThatIsOnlyForkedLivesOn) {
+  const auto ms = std::make_shared<std::atomic<int64_t>>(0);
+  EngineOptions options;
+  options.clock = StandingClock(ms);
+  Start(options);
+  SessionOptions made;
+  made.prompt = SomeTokens(10, 3);
+  made.ttl = absl::Minutes(10);
+  const std::string id = engine().NewSession(made).id;
+  for (const int restart : {1, 2}) {
+    *ms += 500'000;
+    Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+    engine()->sessions().Fork({.session_id = id}, forks.callback());
+    const absl::StatusOr<std::vector<SessionInfo>> copies = forks.Wait();
+    ASSERT_TRUE(copies.ok()) << copies.status();
+    const absl::Time expires = Info(id).expires;
+    Start(options);
+    EXPECT_EQ(Info(id).expires, expires) << restart;
+    EXPECT_EQ(Info(id).position, 10);
+  }
 }
 
 TEST_F(Durable, AFileJoinedWithADeltaIsKept) {
@@ -267,6 +291,26 @@ TEST_F(Durable, AFullDiskIsSaidAndHurtsNobody) {
   EXPECT_EQ(State(engine(), id), state);
 }
 
+TEST_F(Durable, ASessionThatCannotBeWrittenIsNotMade) {
+  Start();
+  const std::string id = Open(10);
+  const size_t reserved = engine().SettledStats().state_bytes_reserved;
+  std::filesystem::rename(path_, path_ + "-away");
+  SessionOptions options;
+  options.prompt = SomeTokens(10, 3);
+  Receiver<absl::StatusOr<SessionInfo>> made;
+  engine()->sessions().Create(options, made.callback());
+  Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+  engine()->sessions().Fork({.session_id = id, .count = 2}, forks.callback());
+  for (const absl::Status& status : {made.Wait().status(), forks.Wait().status()}) {
+    EXPECT_TRUE(absl::IsDataLoss(status)) << status;
+    EXPECT_THAT(std::string(status.message()), HasSubstr("so that there is no such session"));
+  }
+  EXPECT_EQ(engine().SettledStats().state_bytes_reserved, reserved);
+  std::filesystem::rename(path_ + "-away", path_);
+  EXPECT_TRUE(engine().Run(Turn(id, {1}, 3)).status.ok());
+}
+
 TEST_F(Durable, ASnapshotThatFailedIsWrittenWithTheNextTurn) {
   Start();
   const std::string id = Open(10);
@@ -300,6 +344,24 @@ TEST_F(Durable, AJournalIsBoundedWhateverItsEntriesHold) {
   }
   EXPECT_LT(std::filesystem::file_size(journal), kMost);
   EXPECT_GE(snapshots_, 1);
+}
+
+// Each server that finds the session adds less than a MiB to its journal.
+TEST_F(Durable, AJournalIsBoundedAcrossRestarts) {
+  Start();
+  const std::string id = Open(10);
+  GenerateRequest first = Turn(id, {1}, 1);
+  first.constraint = Compiled(AnswerForm::Choice(
+      {AnswerForm::Literal(std::string(40'000, 'a')), AnswerForm::Literal("a!")}));
+  EXPECT_TRUE(engine().Run(first).status.ok());
+  for (int restart = 0; restart < 5; ++restart) {
+    Start();
+    for (int call = 0; call < 12; ++call) EXPECT_TRUE(engine().Run(Turn(id, {}, 1)).status.ok());
+  }
+  Start();
+  EXPECT_GE(snapshots_, 1);
+  EXPECT_LT(std::filesystem::file_size(SessionFile(id, ".journal")), uintmax_t{3} << 19);
+  EXPECT_TRUE(engine().Run(Turn(id, {}, 1)).status.ok());
 }
 
 // A state that is read straight into its address range: 33,000 slots of 64 bytes.
@@ -428,6 +490,48 @@ TEST_F(Durable, AServerSaysWhyASessionIsNotItsOwn) {
                 ": of 300 max_centroids, of which this server takes at most 299 (--max-centroids)");
   Start({}, {.exact_too = true});
   EXPECT_THAT(left_, IsEmpty());
+}
+
+// No snapshot says how long it is; its tokens would not fit in a state of the server.
+TEST_F(Durable, ASessionThatIsTooLongForTheServerStaysAsItIs) {
+  SessionOptions exact;
+  exact.variant = "exact";
+  exact.prompt = SomeTokens(20, 3);  // the last one is pending
+  Start({}, {.exact_too = true});
+  const std::string id = engine().NewSession(exact).id;
+  for (const int64_t most : {18, 19}) {
+    Start({}, {.exact_too = true, .max_unbounded_tokens = most});
+    Receiver<absl::StatusOr<std::vector<SessionInfo>>> forks;
+    engine()->sessions().Fork({.session_id = id}, forks.callback());
+    const absl::Status status = forks.Wait().status();
+    if (most == 19) {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_TRUE(absl::IsFailedPrecondition(status)) << status;
+    EXPECT_EQ(
+        std::string(status.message()),
+        "session " + id + ": of 19 tokens, of which this server takes at most 18 (--max-context)");
+    EXPECT_THAT(left_, ElementsAre(std::string(status.message())));
+  }
+}
+
+// A server finds its own sessions, and those of another one that died.
+TEST_F(Durable, MoreSessionsThanAServerMayHaveGoOn) {
+  Start();
+  const std::vector<std::string> ids = {Open(10), Open(600), Open(20)};
+  EngineOptions options;
+  options.max_sessions = 2;
+  Start(options);
+  for (const std::string& id : ids) {
+    const absl::Status status = engine().Run(Turn(id, {1, 2}, 3)).status;
+    EXPECT_TRUE(status.ok()) << status;
+  }
+  Receiver<absl::StatusOr<SessionInfo>> made;
+  engine()->sessions().Create({}, made.callback());
+  const absl::Status refused = made.Wait().status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << refused;
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("sessions: all 2 of the server"));
 }
 
 TEST_F(Durable, FilesThatStayAreTold) {

@@ -171,7 +171,7 @@ TEST_F(SharedRedis, ASwappedOutSessionThatWasOnlyForkedIsHandedOver) {
   EXPECT_TRUE(there.ok()) << there.status();
 }
 
-// Forks are uses that change nothing, of which the store does not hear.
+// Forks are uses that change nothing, of which the store hears only now and then.
 TEST_F(SharedRedis, AnotherServerKnowsHowLongASessionLives) {
   const auto ms = std::make_shared<std::atomic<int64_t>>(0);
   const auto first = Start(redis_->address(), kLease, kPatience, WithClock(ms));
