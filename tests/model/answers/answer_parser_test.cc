@@ -258,7 +258,8 @@ TEST(NamedCalls, TheSchemaOfATaggedToolMayBeAReference) {
   const auto arguments = [&](const std::string& tool) {
     for (const auto& [name, calls] : NamedCalls()) {
       if (name != "qwen3_coder") continue;
-      const AnswerSyntax syntax = {.calls = calls};
+      AnswerSyntax syntax;
+      syntax.calls = calls;
       AnswerParser parser(syntax, {.tools = true, .schemas = schemas});
       std::vector<AnswerPart> parts;
       parser.Add("<tool_call>\n<function=" + tool + ">\n<parameter=text>\n1\n</parameter>\n" +
