@@ -6,7 +6,9 @@ corpus (without it: python_files), or {"name": "texts"}, texts in tokens of thei
 {"name": "conversations"}, the scripted ones of conversations.py,
 whose `tokenizer` is a path relative to the recipe's folder and `agents` the share that has the shape of coding
 agents' (agent_conversations.py). `training` values for the options below, `score` values for those
-of score.py, which reproduce.py passes on. Options on the command line override the recipe's."""
+of score.py, which reproduce.py passes on. Options on the command line override the recipe's.
+
+It is one file, because a run is made, resumed and checked by its options, which stand at the beginning."""
 
 import argparse
 import concurrent.futures

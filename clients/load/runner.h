@@ -51,8 +51,8 @@ struct RunPlan {
   int64_t max_in_flight = 4096;  // for kRate and traces; at least `users` for kClosed
   absl::Duration think_time = absl::ZeroDuration();
   // Time for which requests survive an unreachable server: interrupted turns begin again, sessions
-  // are deleted later, and no
-  // session may be behind its last acknowledged position. 0: every failure is final.
+  // are deleted later, and no session may be behind its last acknowledged position. 0: every
+  // failure is final.
   absl::Duration outlast = absl::ZeroDuration();
   absl::Duration duration = absl::Minutes(1);  // no request starts after this
   absl::Duration grace = absl::Seconds(30);    // then running calls are cancelled

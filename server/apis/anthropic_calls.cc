@@ -9,6 +9,7 @@
 #include "server/http/http_errors.h"
 
 namespace ovq::server {
+
 absl::Status ServeMessages(const HttpCallPtr& call, const PathWords&) {
   ASSIGN_OR_RETURN(const Json body, JsonBody(*call));
   const ModelNames& names = call->services().description.names;

@@ -219,6 +219,12 @@ TEST(OpenAiRequests, ErrorsOfTheEngineAreInTheirWords) {
   EXPECT_EQ(in_words("stop.stop_strings[2]", OpenAiApi::kChat), "stop[2]");
 }
 
+// The request's name of a field of the engine's.
+std::string FieldInTheirs(const std::string& ours, const OpenAiRequest& request) {
+  const absl::Status status = engine::BadField(ours, "something", "nothing");
+  return engine::GetErrorFacts(ToOpenAiError(status, CallerNames(request))).field;
+}
+
 TEST(OpenAiRequests, ErrorsNameItemsOfResponsesByTheirPlace) {
   const Json body = {{"instructions", "Be brief."}, {"input", Json::parse(R"([
       {"role": "user", "content": "x"},
@@ -229,9 +235,7 @@ TEST(OpenAiRequests, ErrorsNameItemsOfResponsesByTheirPlace) {
   const auto request = ReadResponse(body, {"m"}, nullptr);
   ASSERT_TRUE(request.ok()) << request.status();
   const auto field = [&](const char* ours) {
-    const absl::Status status =
-        engine::BadField(absl::StrCat("prompt.conversation.", ours), "a", 1);
-    return engine::GetErrorFacts(ToOpenAiError(status, CallerNames(*request))).field;
+    return FieldInTheirs(absl::StrCat("prompt.conversation.", ours), *request);
   };
   EXPECT_EQ(field("messages[0].content"), "instructions.content");
   EXPECT_EQ(field("messages[1].role"), "input[0].role");
@@ -252,8 +256,7 @@ TEST(OpenAiRequests, ErrorsNameBlocksOfAnthropicsMessagesByTheirPlace) {
   const auto request = ReadMessagesRequest(body, {"m"}, /*counts=*/false);
   ASSERT_TRUE(request.ok()) << request.status();
   const auto field = [&](const char* ours) {
-    const absl::Status status = engine::BadField(absl::StrCat("conversation.", ours), "a", 1);
-    return engine::GetErrorFacts(ToOpenAiError(status, CallerNames(*request))).field;
+    return FieldInTheirs(absl::StrCat("conversation.", ours), *request);
   };
   EXPECT_EQ(field("messages[0].role"), "system.role");
   EXPECT_EQ(field("messages[1].role"), "messages[0].role");

@@ -15,13 +15,19 @@
 #include "absl/strings/str_cat.h"
 
 namespace ovq::store::test {
-namespace {
 
-bool IsFree(int port) {
+sockaddr_in Loopback(int port) {
   sockaddr_in address = {};
   address.sin_family = AF_INET;
   address.sin_port = htons(static_cast<uint16_t>(port));
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  return address;
+}
+
+namespace {
+
+bool IsFree(int port) {
+  const sockaddr_in address = Loopback(port);
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const bool free = bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0;
   close(fd);

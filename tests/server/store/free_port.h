@@ -1,7 +1,11 @@
 // Ports for processes that a test starts, and starts again at the same port.
 #pragma once
 
+#include <netinet/in.h>
+
 namespace ovq::store::test {
+
+sockaddr_in Loopback(int port);
 
 // Returns a port of the loopback that nobody has, that no other test is given while this process
 // runs, and that no outgoing connection is given: a server that is started again at its port would

@@ -23,14 +23,6 @@
 namespace ovq::store::test {
 namespace {
 
-sockaddr_in Loopback(int port) {
-  sockaddr_in address = {};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(static_cast<uint16_t>(port));
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
-
 bool SendWhole(int fd, const char* bytes, size_t size) {
   while (size > 0) {
     const ssize_t n = send(fd, bytes, size, MSG_NOSIGNAL);
